@@ -1,0 +1,1 @@
+//! Shapes, seeds and tolerances; the suite that every kernel crate runs.
