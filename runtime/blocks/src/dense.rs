@@ -119,51 +119,6 @@ pub fn unpack(bits: u32, packed: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Quantises one row by rounding; `row` has [`Linear::row_bytes`] bytes.
-///
-/// Scales are kept finite: a range that fp16 cannot hold is clamped to its largest value.
-pub fn quantize_row(l: Linear, x: &[f32], row: &mut [u8]) {
-    let max_code = (1i32 << l.bits()) - 1;
-    let groups = x.len().div_ceil(l.group());
-    let code_bytes = (x.len() * l.bits() as usize).div_ceil(32) * 4;
-    row.fill(0);
-    let (stream, rest) = row.split_at_mut(code_bytes);
-    let mut codes = [0u8; 128];
-    for (g, group) in x.chunks(l.group()).enumerate() {
-        let (scale, zero) = group_range(l, group, max_code);
-        rest[2 * g..2 * g + 2].copy_from_slice(&scale.to_le_bytes());
-        if l.asymmetric() {
-            rest[2 * groups + g] = zero as u8;
-        }
-        let inverse = if scale.to_f32() == 0.0 { 0.0 } else { 1.0 / scale.to_f32() };
-        for (q, &w) in codes.iter_mut().zip(group) {
-            *q = ((w * inverse).round() as i32 + zero).clamp(0, max_code) as u8;
-        }
-        // A group starts on a byte: its length times `bits` is a multiple of 8.
-        let start = g * l.group() * l.bits() as usize / 8;
-        let end = start + (group.len() * l.bits() as usize).div_ceil(8);
-        pack(l.bits(), &codes[..group.len()], &mut stream[start..end]);
-    }
-}
-
-fn group_range(l: Linear, group: &[f32], max_code: i32) -> (f16, i32) {
-    let limit = |s: f32| f16::from_f32(s.clamp(-65504.0, 65504.0));
-    if l.asymmetric() {
-        let min = group.iter().copied().fold(0.0, f32::min);
-        let max = group.iter().copied().fold(0.0, f32::max);
-        let scale = limit((max - min) / max_code as f32);
-        if scale.to_f32() == 0.0 {
-            return (scale, 0);
-        }
-        (scale, ((-min / scale.to_f32()).round() as i32).clamp(0, max_code))
-    } else {
-        // The largest weight by size takes the one code that reaches a step further.
-        let extreme = group.iter().copied().fold(0.0, |m: f32, w| if w.abs() > m.abs() { w } else { m });
-        let half = 1 << (l.bits() - 1);
-        (limit(extreme / -(half as f32)), half)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,32 +149,5 @@ mod tests {
         pack(3, &[1, 2, 3, 4, 5, 6, 7, 0], &mut out);
         let v = u32::from_le_bytes([out[0], out[1], out[2], 0]);
         assert_eq!(v, 1 | 2 << 3 | 3 << 6 | 4 << 9 | 5 << 12 | 6 << 15 | 7 << 18);
-    }
-
-    #[test]
-    fn zero_points_pay_on_skewed_laplace_weights_at_two_and_three_bits() {
-        let mut seed = 11;
-        let x: Vec<f32> = (0..1 << 16)
-            .map(|_| {
-                let u = (random(&mut seed) >> 11) as f32 / (1u64 << 53) as f32 - 0.5;
-                let laplace = -u.signum() * (1.0 - 2.0 * u.abs()).max(1e-7).ln();
-                // A tail twice as long above zero as below.
-                if laplace > 0.0 { 2.0 * laplace } else { laplace }
-            })
-            .collect();
-        for bits in [2, 3] {
-            for group in [32, 64, 128] {
-                let error = |zero| {
-                    let l = Linear::new(bits, group, zero).unwrap();
-                    let mut row = vec![0; l.row_bytes(x.len()).unwrap()];
-                    quantize_row(l, &x, &mut row);
-                    let mut y = vec![0.0; x.len()];
-                    crate::decode::dequantize_row(crate::DType::Linear(l), &row, &mut y);
-                    let sum: f64 = x.iter().zip(&y).map(|(a, b)| f64::from(a - b).powi(2)).sum();
-                    sum.sqrt()
-                };
-                assert!(error(true) < 0.95 * error(false), "{bits} bits, group {group}: {} {}", error(true), error(false));
-            }
-        }
     }
 }

@@ -1,0 +1,90 @@
+//! The kernel type: proof of the instructions, and the choice of code per format.
+
+use crate::dense::Dense;
+use crate::{flat, float, kquants, quantize, rows, ternary, vector};
+use myq_blocks::{Column, ColumnMut, DType, Kernels, Rows, f16};
+
+/// Kernels for processors with AVX2, FMA and F16C.
+#[derive(Clone, Copy, Debug)]
+pub struct Avx2 {
+    _private: (),
+}
+
+impl Avx2 {
+    /// A value, if this processor has the instructions.
+    pub fn new() -> Option<Avx2> {
+        let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        has.then_some(Avx2 { _private: () })
+    }
+}
+
+impl Kernels for Avx2 {
+    fn name(self) -> &'static str {
+        "avx2"
+    }
+
+    fn quantize(self, x: &[f32], out: ColumnMut<'_>) {
+        // SAFETY: `self` was made by `new`, which found the instructions.
+        unsafe { quantize::quantize(x, out) }
+    }
+
+    fn matmul(self, w: Rows<'_>, c: &[Column<'_>], out: &mut [&mut [f32]]) {
+        // SAFETY: `self` was made by `new`, which found the instructions.
+        unsafe {
+            match w.dtype() {
+                DType::F32 => float::matmul::<float::F32, 4>(w, c, out),
+                DType::F16 => float::matmul::<float::F16, 2>(w, c, out),
+                DType::BF16 => float::matmul::<float::Bf16, 2>(w, c, out),
+                DType::Q4_0 => rows::matmul(flat::Q4_0, w, c, out),
+                DType::Q4_1 => rows::matmul(flat::Q4_1, w, c, out),
+                DType::Q5_0 => rows::matmul(flat::Q5_0, w, c, out),
+                DType::Q5_1 => rows::matmul(flat::Q5_1, w, c, out),
+                DType::Q8_0 => rows::matmul(flat::Q8_0, w, c, out),
+                DType::Iq4Nl => rows::matmul(flat::Iq4Nl, w, c, out),
+                DType::Q2K => rows::matmul(kquants::Q2K, w, c, out),
+                DType::Q3K => rows::matmul(kquants::Q3K, w, c, out),
+                DType::Q4K => rows::matmul(kquants::Q4K, w, c, out),
+                DType::Q5K => rows::matmul(kquants::Q5K, w, c, out),
+                DType::Q6K => rows::matmul(kquants::Q6K, w, c, out),
+                DType::Tq1_0 => rows::matmul(ternary::Tq1, w, c, out),
+                DType::Tq2_0 => rows::matmul(ternary::Tq2, w, c, out),
+                DType::Linear(l) => match l.bits() {
+                    2 => rows::matmul(Dense::<2>::new(l, w.cols()), w, c, out),
+                    3 => rows::matmul(Dense::<3>::new(l, w.cols()), w, c, out),
+                    5 => rows::matmul(Dense::<5>::new(l, w.cols()), w, c, out),
+                    _ => rows::matmul(Dense::<6>::new(l, w.cols()), w, c, out),
+                },
+            }
+        }
+    }
+
+    fn rms_norm(self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        // SAFETY: `self` was made by `new`, which found the instructions.
+        unsafe { vector::rms_norm(x, weight, eps, out) }
+    }
+
+    fn swiglu(self, gate: &mut [f32], up: &[f32]) {
+        // SAFETY: `self` was made by `new`, which found the instructions.
+        unsafe { vector::swiglu(gate, up) }
+    }
+
+    fn softmax(self, x: &mut [f32]) {
+        // SAFETY: `self` was made by `new`, which found the instructions.
+        unsafe { vector::softmax(x) }
+    }
+
+    fn scores(self, q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]) {
+        // SAFETY: `self` was made by `new`, which found the instructions.
+        unsafe { vector::scores(q, keys, scale, out) }
+    }
+
+    fn mix(self, p: &[f32], values: &[f16], out: &mut [f32]) {
+        // SAFETY: `self` was made by `new`, which found the instructions.
+        unsafe { vector::mix(p, values, out) }
+    }
+
+    fn to_f16(self, x: &[f32], out: &mut [f16]) {
+        // SAFETY: `self` was made by `new`, which found the instructions.
+        unsafe { vector::to_f16(x, out) }
+    }
+}

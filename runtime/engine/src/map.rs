@@ -1,0 +1,99 @@
+//! Mapping a model file, and what happens when it shrinks under the map.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+
+use memmap2::{Mmap, MmapOptions};
+
+use crate::EngineError;
+
+/// A file mapped read-only and shared with every process that maps it.
+#[derive(Debug)]
+pub struct Mapped {
+    map: Mmap,
+    path: PathBuf,
+}
+
+impl Mapped {
+    /// Maps the whole file.
+    pub fn open(path: &Path) -> Result<Mapped, EngineError> {
+        let fail = |error| EngineError::Open { path: path.to_owned(), error };
+        let file = File::open(path).map_err(fail)?;
+        let meta = file.metadata().map_err(fail)?;
+        if meta.is_dir() {
+            return Err(fail(std::io::Error::other("it is a directory; give a .myq or .gguf file, or `myq import` it first")));
+        }
+        if meta.len() == 0 {
+            return Err(EngineError::Empty(path.to_owned()));
+        }
+        end_cleanly_when_the_file_shrinks();
+        // SAFETY: the map is only read. Another process may still write or cut the file; a cut
+        // is caught by the handler above, a change of bytes can give wrong numbers but no
+        // undefined layout, as every byte pattern is valid for the integer types read.
+        let map = unsafe { MmapOptions::new().map(&file) }.map_err(fail)?;
+        Ok(Mapped { map, path: path.to_owned() })
+    }
+
+    /// All bytes of the file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Share of the file's pages that are in memory now, 0 to 1.
+    pub fn residency(&self) -> f64 {
+        let page = page_size();
+        let pages = self.map.len().div_ceil(page);
+        let mut present = vec![0u8; pages];
+        // SAFETY: address and length are those of a live mapping, whose start is page-aligned;
+        // `present` has a byte for each of its pages.
+        let ok = unsafe { libc::mincore(self.map.as_ptr().cast_mut().cast(), self.map.len(), present.as_mut_ptr().cast()) };
+        if ok != 0 {
+            return 0.0;
+        }
+        present.iter().filter(|&&p| p & 1 == 1).count() as f64 / pages as f64
+    }
+
+    /// Asks the system to read ahead the whole file.
+    pub fn read_ahead(&self) {
+        if let Err(error) = self.map.advise(memmap2::Advice::WillNeed) {
+            log::debug!("madvise(WILLNEED): {error}");
+        }
+    }
+
+    /// Keeps the file's pages in memory.
+    pub fn lock(&self) -> Result<(), EngineError> {
+        self.map.lock().map_err(EngineError::Lock)
+    }
+}
+
+/// Bytes of a page.
+pub fn page_size() -> usize {
+    // SAFETY: sysconf has no preconditions.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// Reading a page that the file no longer has raises SIGBUS, whose default is a crash with a
+/// core dump. This ends the process with a message and exit code 2 instead.
+fn end_cleanly_when_the_file_shrinks() {
+    extern "C" fn on_bus_error(_: libc::c_int) {
+        const MESSAGE: &[u8] = b"error: the model file became shorter (or its disk failed) while it was in use; \
+            stop whatever rewrites it and start again\n";
+        // SAFETY: write and _exit are async-signal-safe; the message is static.
+        unsafe {
+            libc::write(2, MESSAGE.as_ptr().cast(), MESSAGE.len());
+            libc::_exit(2);
+        }
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let handler: extern "C" fn(libc::c_int) = on_bus_error;
+        // SAFETY: the handler only calls async-signal-safe functions and never returns.
+        unsafe { libc::signal(libc::SIGBUS, handler as libc::sighandler_t) };
+    });
+}

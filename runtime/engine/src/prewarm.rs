@@ -1,0 +1,107 @@
+//! Bringing the file into the page cache before the first token, and checking it on the way.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use myq_format::{Error as FormatError, myq::Myq};
+
+use crate::map::{Mapped, page_size};
+use crate::memory;
+
+/// What a prewarm did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Share of the file in memory before, 0 to 1: low is a cold start.
+    pub resident_before: f64,
+    /// Share after.
+    pub resident_after: f64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Time taken.
+    pub time: Duration,
+    /// Whether the file is larger than the memory that was available, so that only a part
+    /// was read.
+    pub partial: bool,
+}
+
+/// Called with bytes done and bytes in all; from one thread, about ten times a second.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
+
+const PIECE: usize = 4 << 20;
+
+/// Touches every page with `threads` threads, the file's first bytes first, and stops at nine
+/// tenths of the available memory: reading more would push out what was just read.
+pub fn prewarm(file: &Mapped, threads: usize, progress: Progress<'_>) -> Report {
+    let start = Instant::now();
+    let resident_before = file.residency();
+    let len = file.bytes().len();
+    let missing = (len as f64 * (1.0 - resident_before)) as u64;
+    let room = memory::available().map_or(u64::MAX, |a| a / 10 * 9);
+    let limit = if missing > room { room as usize } else { len };
+    if resident_before < 1.0 {
+        if limit == len {
+            file.read_ahead();
+        }
+        let bytes = &file.bytes()[..limit];
+        let pieces = limit.div_ceil(PIECE);
+        let touch = |i: usize| {
+            let piece = &bytes[i * PIECE..limit.min((i + 1) * PIECE)];
+            // The sum keeps the reads; its value does not matter.
+            std::hint::black_box(piece.iter().step_by(page_size()).fold(0u8, |s, b| s.wrapping_add(*b)));
+            piece.len() as u64
+        };
+        in_parallel(threads, pieces, &touch, limit as u64, progress);
+    }
+    Report {
+        resident_before,
+        resident_after: if resident_before < 1.0 { file.residency() } else { 1.0 },
+        bytes: if resident_before < 1.0 { limit as u64 } else { 0 },
+        time: start.elapsed(),
+        partial: limit < len,
+    }
+}
+
+/// Compares every tensor of a `.myq` file with its checksum, with `threads` threads; gives
+/// the first difference in the file's order.
+pub fn verify(file: &Myq<'_>, threads: usize, progress: Progress<'_>) -> Result<(), FormatError> {
+    let tensors = file.tensors();
+    let total = tensors.iter().map(|t| t.bytes).sum();
+    let first_bad = AtomicUsize::new(usize::MAX);
+    let check = |i: usize| {
+        if file.verify_tensor(&tensors[i]).is_err() {
+            first_bad.fetch_min(i, Relaxed);
+        }
+        tensors[i].bytes
+    };
+    in_parallel(threads, tensors.len(), &check, total, progress);
+    match first_bad.into_inner() {
+        usize::MAX => Ok(()),
+        bad => file.verify_tensor(&tensors[bad]),
+    }
+}
+
+/// Runs `job(i)`, which returns the bytes it did, for all `i < jobs`.
+fn in_parallel(threads: usize, jobs: usize, job: &(dyn Fn(usize) -> u64 + Sync), total: u64, progress: Progress<'_>) {
+    let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
+    let work = || {
+        loop {
+            let i = next.fetch_add(1, Relaxed);
+            if i >= jobs {
+                return;
+            }
+            done.fetch_add(job(i), Relaxed);
+        }
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
+        let mut shown = Instant::now();
+        while workers.iter().any(|w| !w.is_finished()) {
+            std::thread::sleep(Duration::from_millis(1));
+            if shown.elapsed() > Duration::from_millis(100) {
+                progress(done.load(Relaxed), total);
+                shown = Instant::now();
+            }
+        }
+    });
+    progress(total, total);
+}

@@ -1,0 +1,224 @@
+//! An open model: prompt in, logits out, one sequence.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kernels_avx2::Avx2;
+use kernels_neon::Neon;
+use myq_blocks::Kernels;
+use myq_blocks::scalar::{Exact, Scalar};
+use myq_format::{Kind, myq::Myq};
+use myq_model::{Batch, Config, Plan, Source, Weights, forward, rope::RopeTable};
+
+use crate::cpu::Cpu;
+use crate::map::Mapped;
+use crate::prewarm::{self, Progress};
+use crate::{EngineError, KernelChoice, default_threads, memory};
+
+/// How to open a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Threads; the default is [`default_threads`].
+    pub threads: Option<usize>,
+    /// Tokens of context; the default is 4,096, or what the model or half of the available
+    /// memory holds.
+    pub context: Option<usize>,
+    /// Tokens of a prompt that pass through the model together.
+    pub batch: usize,
+    /// Most tokens of a pass that get logits.
+    pub logit_rows: usize,
+    /// Kernels.
+    pub kernels: KernelChoice,
+    /// Read the file into the page cache first.
+    pub prewarm: bool,
+    /// Compare every tensor of a `.myq` file with its checksum first.
+    pub verify: bool,
+    /// Lock the file in memory.
+    pub lock: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            threads: None,
+            context: None,
+            batch: 256,
+            logit_rows: 1,
+            kernels: KernelChoice::Auto,
+            prewarm: true,
+            verify: true,
+            lock: false,
+        }
+    }
+}
+
+/// A model, mapped and ready.
+pub struct Engine {
+    // Declared before `source` and `file`, which it borrows: fields drop in this order.
+    decoder: Box<dyn Decoder>,
+    source: Arc<Source>,
+    file: Box<Mapped>,
+    plan: Plan,
+    position: usize,
+    prewarm: Option<prewarm::Report>,
+    load_time: Duration,
+}
+
+impl Engine {
+    /// Maps, checks, prewarms and allocates. `progress` hears of the two passes over the file.
+    pub fn open(path: &Path, options: &Options, progress: Progress<'_>) -> Result<Engine, EngineError> {
+        let start = Instant::now();
+        let file = Box::new(Mapped::open(path)?);
+        let fail = |error| EngineError::Model { path: path.to_owned(), error };
+        let source = Arc::new(Source::open(file.bytes()).map_err(fail)?);
+        let plan = plan(&source.config, options)?;
+        let prewarm = options.prewarm.then(|| prewarm::prewarm(&file, plan.threads, progress));
+        if options.verify && source.kind == Kind::Myq {
+            let check = Myq::parse(file.bytes()).and_then(|m| prewarm::verify(&m, plan.threads, progress));
+            check.map_err(|e| fail(e.into()))?;
+        }
+        if options.lock {
+            file.lock()?;
+        }
+        let decoder = decoder(options.kernels, &file, &source, &plan)?;
+        Ok(Engine { decoder, source, file, plan, position: 0, prewarm, load_time: start.elapsed() })
+    }
+
+    /// Passes `tokens` through the model after those already there; gives the logits of the
+    /// last `rows` of the last pass (`rows` at most [`Options::logit_rows`] and at most the
+    /// tokens of that pass), `rows` × vocab.
+    pub fn feed(&mut self, tokens: &[u32], rows: usize) -> Result<&[f32], EngineError> {
+        self.check(tokens)?;
+        let mut passes = tokens.chunks(self.plan.batch).peekable();
+        while let Some(tokens) = passes.next() {
+            let last = passes.peek().is_none();
+            let logits = if last { rows.min(tokens.len()).min(self.plan.logit_rows) } else { 0 };
+            self.decoder.run(&self.source.weights, &Batch { tokens, position: self.position, logits });
+            self.position += tokens.len();
+        }
+        Ok(self.decoder.logits())
+    }
+
+    /// Logits after one more token.
+    pub fn step(&mut self, token: u32) -> Result<&[f32], EngineError> {
+        self.feed(&[token], 1)
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
+        let (wanted, context, vocab) = (self.position + tokens.len(), self.plan.context, self.source.config.vocab);
+        if wanted > context {
+            return Err(EngineError::Context { wanted, context });
+        }
+        match tokens.iter().find(|&&t| t as usize >= vocab) {
+            Some(&token) => Err(EngineError::Token { token, vocab }),
+            None => Ok(()),
+        }
+    }
+
+    /// Forgets all tokens after the first `position`.
+    pub fn rewind(&mut self, position: usize) {
+        self.position = self.position.min(position);
+    }
+
+    /// Tokens in the cache.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Configuration, tokenizer and template.
+    pub fn source(&self) -> &Arc<Source> {
+        &self.source
+    }
+
+    /// The mapped file.
+    pub fn file(&self) -> &Mapped {
+        &self.file
+    }
+
+    /// Sizes that were planned.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Name of the kernels chosen.
+    pub fn kernels(&self) -> &'static str {
+        self.decoder.name()
+    }
+
+    /// What the prewarm found and did, unless it was turned off.
+    pub fn prewarm(&self) -> Option<&prewarm::Report> {
+        self.prewarm.as_ref()
+    }
+
+    /// Time that [`Engine::open`] took.
+    pub fn load_time(&self) -> Duration {
+        self.load_time
+    }
+}
+
+fn plan(config: &Config, options: &Options) -> Result<Plan, EngineError> {
+    let at_least_one = |value: usize, name: &str| match value {
+        0 => Err(EngineError::Setting(format!("{name} is 0; it must be at least 1"))),
+        n => Ok(n),
+    };
+    let threads = at_least_one(options.threads.unwrap_or_else(default_threads), "the number of threads")?;
+    if threads > 1024 {
+        return Err(EngineError::Setting(format!("{threads} threads are more than any machine runs well; ask for at most 1024")));
+    }
+    let available = memory::available().unwrap_or(u64::MAX);
+    let wanted = options.context.unwrap_or(4096).min(config.context);
+    let context = Plan::fit_context(config, at_least_one(wanted, "the context")?, available);
+    if context < wanted {
+        log::warn!("context shortened from {wanted} to {context} tokens, to fit half of the available memory");
+    }
+    let context = context.min(config.context);
+    Ok(Plan {
+        context,
+        batch: at_least_one(options.batch, "the batch")?.min(context),
+        logit_rows: at_least_one(options.logit_rows, "the number of logit rows")?.min(context),
+        threads,
+    })
+}
+
+/// One call per pass hides which kernels run.
+trait Decoder {
+    fn run(&mut self, weights: &Weights, batch: &Batch<'_>);
+    fn logits(&self) -> &[f32];
+    fn name(&self) -> &'static str;
+}
+
+impl<K: Kernels> Decoder for Cpu<'_, K> {
+    fn run(&mut self, weights: &Weights, batch: &Batch<'_>) {
+        forward(self, weights, batch);
+    }
+
+    fn logits(&self) -> &[f32] {
+        Cpu::logits(self)
+    }
+
+    fn name(&self) -> &'static str {
+        self.kernel_name()
+    }
+}
+
+fn decoder(choice: KernelChoice, file: &Mapped, source: &Source, plan: &Plan) -> Result<Box<dyn Decoder>, EngineError> {
+    // SAFETY: `file` is in a box and `source` in an `Arc`, both in the same `Engine` as the
+    // decoder, which is declared, and so dropped, before them; neither moves nor changes.
+    let (bytes, config, rope): (&'static [u8], &'static Config, &'static RopeTable) = unsafe {
+        let extend = |b: &[u8]| std::slice::from_raw_parts(b.as_ptr(), b.len());
+        (extend(file.bytes()), &*std::ptr::from_ref(&source.config), &*std::ptr::from_ref(&source.rope))
+    };
+    macro_rules! on {
+        ($kernels:expr) => {
+            Ok(Box::new(Cpu::new($kernels, bytes, config, rope, plan)))
+        };
+    }
+    match (choice, Avx2::new(), Neon::new()) {
+        (KernelChoice::Auto | KernelChoice::Avx2, Some(k), _) => on!(k),
+        (KernelChoice::Auto | KernelChoice::Neon, _, Some(k)) => on!(k),
+        (KernelChoice::Auto | KernelChoice::Scalar, _, _) => on!(Scalar),
+        (KernelChoice::Exact, _, _) => on!(Exact),
+        (other, _, _) => Err(EngineError::Kernels(other.name().to_owned(), crate::available_kernels().join(", "))),
+    }
+}

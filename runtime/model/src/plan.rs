@@ -1,0 +1,70 @@
+//! The byte budget of a run, before anything is allocated.
+
+use crate::Config;
+use myq_blocks::layout::SUPER;
+
+/// Sizes that fix every buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// Tokens that the cache holds.
+    pub context: usize,
+    /// Most tokens in one pass.
+    pub batch: usize,
+    /// Most tokens of a pass that get logits.
+    pub logit_rows: usize,
+    /// Threads that compute.
+    pub threads: usize,
+}
+
+impl Plan {
+    /// Bytes of the fp16 key and value cache: `2 · layers · kv_heads · head_dim · context · 2`.
+    pub fn kv_bytes(&self, c: &Config) -> usize {
+        2 * c.layers * c.kv_width() * self.context * 2
+    }
+
+    /// Bytes of the buffers of [`crate::State`] other than the cache.
+    pub fn buffer_bytes(&self, c: &Config) -> usize {
+        let per_token = 3 * c.width + 2 * c.q_width() + 2 * c.kv_width() + 2 * c.ffn + c.rope.dims;
+        let floats = self.batch * per_token + self.logit_rows * c.vocab + self.threads * self.context;
+        let padded = c.width.max(c.q_width()).max(c.ffn).next_multiple_of(SUPER);
+        // Codes, a scale for each 32 and a sum for each 16.
+        4 * floats + self.batch * (padded + padded / 8 + padded / 8)
+    }
+
+    /// The longest context, up to `wanted`, whose cache takes at most half of `available`
+    /// bytes; at least 256 tokens.
+    pub fn fit_context(c: &Config, wanted: usize, available: u64) -> usize {
+        let per_token = 2 * c.layers * c.kv_width() * 2;
+        let fits = (available / 2) as usize / per_token / 256 * 256;
+        wanted.min(fits.max(256))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Family, Pairing, Rope, Scaling};
+
+    fn config() -> Config {
+        let rope = Rope { theta: 1e4, dims: 128, pairing: Pairing::Half, scaling: Scaling::None };
+        let (layers, width, ffn, heads, kv_heads) = (32, 4096, 11008, 32, 8);
+        Config {
+            family: Family::Llama, name: String::new(), layers, width, ffn, heads, kv_heads,
+            head_dim: 128, vocab: 32000, context: 131072, norm_eps: 1e-5, rope,
+        }
+    }
+
+    #[test]
+    fn cache_of_a_7b_model_at_8192_tokens_takes_1_07_gb() {
+        let plan = Plan { context: 8192, batch: 1, logit_rows: 1, threads: 1 };
+        assert_eq!(plan.kv_bytes(&config()), 1_073_741_824);
+    }
+
+    #[test]
+    fn context_fits_the_memory_there_is() {
+        // Case 14: 131,072 tokens would take 17 GB.
+        assert_eq!(Plan::fit_context(&config(), 131_072, 4 << 30), 16_384);
+        assert_eq!(Plan::fit_context(&config(), 4096, 64 << 30), 4096);
+        assert_eq!(Plan::fit_context(&config(), 4096, 0), 256);
+    }
+}

@@ -1,0 +1,64 @@
+//! One view of a model file, whether `.myq` or GGUF.
+
+use myq_format::{Kind, TensorInfo, gguf::Gguf, myq::Myq, sniff};
+
+use crate::rope::RopeTable;
+use crate::tokenizer::Tokenizer;
+use crate::{Config, ModelError, Weights};
+
+/// Everything that running a model needs, apart from the bytes of its matrices.
+#[derive(Debug)]
+pub struct Source {
+    /// Which container it was.
+    pub kind: Kind,
+    /// Sizes and constants.
+    pub config: Config,
+    /// Where each matrix lies.
+    pub weights: Weights,
+    /// Angles of the position embedding.
+    pub rope: RopeTable,
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// The model's own chat template, as Jinja source.
+    pub chat_template: Option<String>,
+    /// The tensor table, in the file's order.
+    pub tensors: Vec<TensorInfo>,
+}
+
+impl Source {
+    /// Reads and checks a whole file; `file` must stay as it is while the model is used.
+    pub fn open(file: &[u8]) -> Result<Source, ModelError> {
+        match sniff(file).ok_or(ModelError::Signature)? {
+            Kind::Gguf => {
+                let g = Gguf::parse(file)?;
+                let tokenizer = Tokenizer::from_gguf(&g)?;
+                let template = g.str("tokenizer.chat_template").map(str::to_owned);
+                Source::assemble(Kind::Gguf, Config::from_gguf(&g)?, tokenizer, template, g.tensors(), file)
+            }
+            Kind::Myq => {
+                let m = Myq::parse(file)?;
+                m.verify_tokenizer()?;
+                let config: Config = serde_json::from_value(m.header().config.clone())
+                    .map_err(|e| ModelError::Config(format!("the file's configuration: {e}; import the model again")))?;
+                config.check()?;
+                let tokenizer = Tokenizer::from_bytes(m.tokenizer())?;
+                Source::assemble(Kind::Myq, config, tokenizer, m.header().chat_template.clone(), m.tensors(), file)
+            }
+        }
+    }
+
+    fn assemble(
+        kind: Kind, config: Config, tokenizer: Tokenizer, chat_template: Option<String>, tensors: &[TensorInfo], file: &[u8],
+    ) -> Result<Source, ModelError> {
+        if tokenizer.vocab_size() > config.vocab {
+            return Err(ModelError::Config(format!(
+                "the tokenizer has {} tokens, the embedding {} rows; tokenizer and model do not belong together",
+                tokenizer.vocab_size(),
+                config.vocab
+            )));
+        }
+        let weights = Weights::find(&config, tensors, file)?;
+        let rope = RopeTable::new(&config, weights.rope_factors.as_deref());
+        Ok(Source { kind, config, weights, rope, tokenizer, chat_template, tensors: tensors.to_vec() })
+    }
+}

@@ -1,0 +1,104 @@
+//! Every buffer of a run, by name, with its shape; allocated once.
+
+use half::f16;
+use myq_blocks::ActBuffer;
+
+use crate::{Config, Plan};
+
+/// Buffers of one sequence on the CPU. Shapes are rows × columns, row-major.
+#[derive(Debug)]
+pub struct State {
+    /// batch × width
+    pub hidden: Vec<f32>,
+    /// batch × width
+    pub normed: Vec<f32>,
+    /// batch × heads·head_dim
+    pub query: Vec<f32>,
+    /// batch × kv_heads·head_dim
+    pub key: Vec<f32>,
+    /// batch × kv_heads·head_dim
+    pub value: Vec<f32>,
+    /// batch × heads·head_dim
+    pub attention: Vec<f32>,
+    /// batch × ffn
+    pub gate: Vec<f32>,
+    /// batch × ffn
+    pub up: Vec<f32>,
+    /// batch × width
+    pub delta: Vec<f32>,
+    /// logit_rows × vocab
+    pub logits: Vec<f32>,
+    /// batch × rope.dims: cosine and sine of each pair
+    pub angles: Vec<f32>,
+    /// threads × context: attention weights while they are computed
+    pub scores: Vec<f32>,
+    /// 8-bit form of a matrix's input, batch columns
+    pub codes: ActBuffer,
+    /// Keys and values of past tokens
+    pub cache: Cache,
+}
+
+impl State {
+    /// Allocates everything; the cache's pages are taken by the system when first written.
+    pub fn new(c: &Config, p: &Plan) -> State {
+        let buffer = |rows: usize, cols: usize| vec![0.0f32; rows * cols];
+        State {
+            hidden: buffer(p.batch, c.width),
+            normed: buffer(p.batch, c.width),
+            query: buffer(p.batch, c.q_width()),
+            key: buffer(p.batch, c.kv_width()),
+            value: buffer(p.batch, c.kv_width()),
+            attention: buffer(p.batch, c.q_width()),
+            gate: buffer(p.batch, c.ffn),
+            up: buffer(p.batch, c.ffn),
+            delta: buffer(p.batch, c.width),
+            logits: buffer(p.logit_rows, c.vocab),
+            angles: buffer(p.batch, c.rope.dims),
+            scores: buffer(p.threads, p.context),
+            codes: ActBuffer::new(p.batch, c.width.max(c.q_width()).max(c.ffn)),
+            cache: Cache::new(c, p.context),
+        }
+    }
+}
+
+/// fp16 keys and values: layers × kv_heads × context × head_dim.
+#[derive(Debug)]
+pub struct Cache {
+    keys: Vec<f16>,
+    values: Vec<f16>,
+    kv_heads: usize,
+    context: usize,
+    head_dim: usize,
+}
+
+impl Cache {
+    fn new(c: &Config, context: usize) -> Cache {
+        let len = c.layers * c.kv_width() * context;
+        // Zeroed by the system page by page: u16 zeros are f16 zeros.
+        let zeros = || bytemuck::allocation::cast_vec(vec![0u16; len]);
+        Cache { keys: zeros(), values: zeros(), kv_heads: c.kv_heads, context, head_dim: c.head_dim }
+    }
+
+    fn start(&self, layer: usize, head: usize) -> usize {
+        (layer * self.kv_heads + head) * self.context * self.head_dim
+    }
+
+    /// Keys and values of the first `len` tokens of one head: len × head_dim each.
+    pub fn head(&self, layer: usize, head: usize, len: usize) -> (&[f16], &[f16]) {
+        let at = self.start(layer, head);
+        let end = at + len * self.head_dim;
+        (&self.keys[at..end], &self.values[at..end])
+    }
+
+    /// Where key and value of one token and head are stored: head_dim each.
+    pub fn slot_mut(&mut self, layer: usize, head: usize, position: usize) -> (&mut [f16], &mut [f16]) {
+        let at = self.start(layer, head) + position * self.head_dim;
+        let end = at + self.head_dim;
+        (&mut self.keys[at..end], &mut self.values[at..end])
+    }
+
+    /// Tokens that fit.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+}

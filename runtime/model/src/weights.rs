@@ -1,0 +1,171 @@
+//! Where each matrix of the model lies in the file: typed views, no copy.
+
+use myq_blocks::{DType, Rows, decode::dequantize_row};
+use myq_format::TensorInfo;
+
+use crate::{Config, ModelError};
+
+/// A matrix in the file, checked against the file's length and the format.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    /// Format of the weights.
+    pub dtype: DType,
+    /// Input width.
+    pub cols: usize,
+    /// Output width.
+    pub rows: usize,
+    start: usize,
+    len: usize,
+}
+
+impl Matrix {
+    /// The rows, from the bytes of the whole file that the matrix was found in.
+    ///
+    /// # Panics
+    /// If `file` is not the file (shorter than the matrix's end).
+    pub fn view<'a>(&self, file: &'a [u8]) -> Rows<'a> {
+        Rows::new(self.dtype, self.cols, &file[self.start..self.start + self.len]).expect("checked when the model was opened")
+    }
+
+    /// Bytes in the file.
+    pub fn bytes(&self) -> usize {
+        self.len
+    }
+}
+
+/// One transformer block. Vectors are copied to fp32, matrices stay in the file.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    /// Weight of the norm before attention, `width`.
+    pub attn_norm: Vec<f32>,
+    /// Query, `width → heads·head_dim`.
+    pub q: Matrix,
+    /// Key, `width → kv_heads·head_dim`.
+    pub k: Matrix,
+    /// Value, `width → kv_heads·head_dim`.
+    pub v: Matrix,
+    /// Biases of query, key and value; empty where the model has none.
+    pub q_bias: Vec<f32>,
+    /// See `q_bias`.
+    pub k_bias: Vec<f32>,
+    /// See `q_bias`.
+    pub v_bias: Vec<f32>,
+    /// Attention output, `heads·head_dim → width`.
+    pub o: Matrix,
+    /// Weight of the norm before the feed-forward part, `width`.
+    pub ffn_norm: Vec<f32>,
+    /// Gate, `width → ffn`.
+    pub gate: Matrix,
+    /// Up, `width → ffn`.
+    pub up: Matrix,
+    /// Down, `ffn → width`.
+    pub down: Matrix,
+}
+
+/// All weights of a model.
+#[derive(Clone, Debug)]
+pub struct Weights {
+    /// Embedding, one row of `width` per token.
+    pub embedding: Matrix,
+    /// Blocks.
+    pub layers: Vec<Layer>,
+    /// Weight of the last norm.
+    pub norm: Vec<f32>,
+    /// Output, `width → vocab`; the embedding where they are tied.
+    pub output: Matrix,
+    /// Whether `output` is the embedding.
+    pub tied: bool,
+    /// Divisors of the rope frequencies, where the file has them.
+    pub rope_factors: Option<Vec<f32>>,
+}
+
+impl Weights {
+    /// Finds and checks every tensor of the model among `tensors`.
+    pub fn find(config: &Config, tensors: &[TensorInfo], file: &[u8]) -> Result<Weights, ModelError> {
+        let f = Finder { tensors, file };
+        let (d, q, kv, ffn) = (config.width, config.q_width(), config.kv_width(), config.ffn);
+        let layers = (0..config.layers)
+            .map(|l| {
+                let name = |part: &str| format!("blk.{l}.{part}");
+                let bias = |part: &str, n: usize| f.optional(&name(part), n).map(Option::unwrap_or_default);
+                Ok(Layer {
+                    attn_norm: f.vector(&name("attn_norm.weight"), d)?,
+                    q: f.matrix(&name("attn_q.weight"), d, q)?,
+                    k: f.matrix(&name("attn_k.weight"), d, kv)?,
+                    v: f.matrix(&name("attn_v.weight"), d, kv)?,
+                    q_bias: bias("attn_q.bias", q)?,
+                    k_bias: bias("attn_k.bias", kv)?,
+                    v_bias: bias("attn_v.bias", kv)?,
+                    o: f.matrix(&name("attn_output.weight"), q, d)?,
+                    ffn_norm: f.vector(&name("ffn_norm.weight"), d)?,
+                    gate: f.matrix(&name("ffn_gate.weight"), d, ffn)?,
+                    up: f.matrix(&name("ffn_up.weight"), d, ffn)?,
+                    down: f.matrix(&name("ffn_down.weight"), ffn, d)?,
+                })
+            })
+            .collect::<Result<_, ModelError>>()?;
+        let embedding = f.matrix("token_embd.weight", d, config.vocab)?;
+        let tied = f.find("output.weight").is_none();
+        Ok(Weights {
+            embedding,
+            layers,
+            norm: f.vector("output_norm.weight", d)?,
+            output: if tied { embedding } else { f.matrix("output.weight", d, config.vocab)? },
+            tied,
+            rope_factors: f.optional("rope_freqs.weight", config.rope.dims / 2)?,
+        })
+    }
+
+    /// Bytes that one decode step reads: every matrix but a separate embedding.
+    pub fn bytes_per_token(&self) -> usize {
+        let layer = |l: &Layer| [l.q, l.k, l.v, l.o, l.gate, l.up, l.down].iter().map(Matrix::bytes).sum::<usize>();
+        self.layers.iter().map(layer).sum::<usize>() + self.output.bytes()
+    }
+}
+
+struct Finder<'a> {
+    tensors: &'a [TensorInfo],
+    file: &'a [u8],
+}
+
+impl Finder<'_> {
+    fn find(&self, name: &str) -> Option<&TensorInfo> {
+        self.tensors.iter().find(|t| t.name == name)
+    }
+
+    fn matrix(&self, name: &str, cols: usize, rows: usize) -> Result<Matrix, ModelError> {
+        let t = self.find(name).ok_or_else(|| ModelError::Missing(name.to_owned()))?;
+        let want = vec![cols as u64, rows as u64];
+        let bytes = t.dtype.row_bytes(cols).and_then(|b| b.checked_mul(rows));
+        let end = t.offset.checked_add(t.bytes);
+        let fits = end.is_some_and(|end| end <= self.file.len() as u64) && bytes.is_some_and(|b| b as u64 == t.bytes);
+        if t.shape != want || !fits {
+            return Err(ModelError::Shape { name: name.to_owned(), got: t.shape.clone(), want });
+        }
+        Ok(Matrix { dtype: t.dtype, cols, rows, start: t.offset as usize, len: t.bytes as usize })
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+        let m = self.matrix_of_vector(name, len)?;
+        let mut out = vec![0.0; len];
+        dequantize_row(m.dtype, m.view(self.file).data(), &mut out);
+        if out.iter().all(|x| x.is_finite()) { Ok(out) } else { Err(ModelError::NotFinite(name.to_owned())) }
+    }
+
+    fn optional(&self, name: &str, len: usize) -> Result<Option<Vec<f32>>, ModelError> {
+        if self.find(name).is_none() { Ok(None) } else { self.vector(name, len).map(Some) }
+    }
+
+    /// A vector is stored with one dimension or as a single row.
+    fn matrix_of_vector(&self, name: &str, len: usize) -> Result<Matrix, ModelError> {
+        let t = self.find(name).ok_or_else(|| ModelError::Missing(name.to_owned()))?;
+        if t.shape != [len as u64] {
+            return self.matrix(name, len, 1);
+        }
+        let end = t.offset.checked_add(t.bytes);
+        if end.is_none_or(|e| e > self.file.len() as u64) || t.dtype.row_bytes(len).map(|b| b as u64) != Some(t.bytes) {
+            return Err(ModelError::Shape { name: name.to_owned(), got: t.shape.clone(), want: vec![len as u64] });
+        }
+        Ok(Matrix { dtype: t.dtype, cols: len, rows: 1, start: t.offset as usize, len: t.bytes as usize })
+    }
+}

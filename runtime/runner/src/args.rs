@@ -1,0 +1,198 @@
+//! Flags of the command.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use myq_engine::{KernelChoice, Options};
+use myq_model::Sampling;
+
+/// Runs low-bit language models on small boards.
+#[derive(Parser)]
+#[command(version, args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    #[command(flatten)]
+    pub(crate) direct: Option<Run>,
+    /// Say more on standard error
+    #[arg(long, short, global = true)]
+    pub(crate) verbose: bool,
+}
+
+const EXAMPLES: &str = "Examples:
+  runner --model m.myq --prompt \"What is gravity?\"
+  runner --model m.myq --prompt \"用一句话介绍长城。\" --n-predict 64 --threads 4
+  runner --model m.gguf --raw --prompt \"Once upon a time\" --temperature 0.8 --seed 7
+  runner chat --model m.myq
+  runner bench --model m.myq --json";
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Answer one prompt (also without the word `run`)
+    Run(Run),
+    /// Talk with the model in the terminal
+    Chat(Chat),
+    /// Measure prompt and decode speed
+    Bench(Bench),
+}
+
+#[derive(Args)]
+pub(crate) struct ModelArguments {
+    /// Model file, .myq or .gguf
+    #[arg(long, short)]
+    pub(crate) model: PathBuf,
+    /// Threads that compute [default: the processors this process may use, at most 16]
+    #[arg(long, short)]
+    threads: Option<usize>,
+    /// Tokens of context [default: 4096, less where model or memory hold less]
+    #[arg(long, short)]
+    context: Option<usize>,
+    /// Tokens of a prompt that are computed together
+    #[arg(long, default_value_t = 256)]
+    batch: usize,
+    /// Layers on the GPU: a number, or `auto`. This build computes on the CPU alone
+    #[arg(long, default_value = "auto")]
+    n_gpu_layers: String,
+    /// auto, avx2, neon, scalar, or exact (fp32 activations, slow)
+    #[arg(long, default_value = "auto")]
+    kernels: String,
+    /// Don't read the file into memory before the first token
+    #[arg(long)]
+    no_prewarm: bool,
+    /// Don't compare a .myq file with its checksums
+    #[arg(long)]
+    no_verify: bool,
+    /// Keep the model's pages locked in memory
+    #[arg(long)]
+    mlock: bool,
+}
+
+impl ModelArguments {
+    pub(crate) fn options(&self) -> Result<Options, String> {
+        match self.n_gpu_layers.parse::<u32>() {
+            Ok(0) => {}
+            Ok(n) => log::warn!("--n-gpu-layers {n}: this build has no GPU kernels, all layers run on the CPU"),
+            Err(_) if self.n_gpu_layers == "auto" => {}
+            Err(_) => return Err(format!("--n-gpu-layers {}: give a number or `auto`", self.n_gpu_layers)),
+        }
+        let kernels = KernelChoice::from_name(&self.kernels).ok_or_else(|| {
+            let names = KernelChoice::NAMES.map(|(n, _)| n).join(", ");
+            format!("--kernels {}: known are {names}", self.kernels)
+        })?;
+        Ok(Options {
+            threads: self.threads,
+            context: self.context,
+            batch: self.batch,
+            kernels,
+            prewarm: !self.no_prewarm,
+            verify: !self.no_verify,
+            lock: self.mlock,
+            ..Options::default()
+        })
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct SamplingArguments {
+    /// 0 takes the likeliest token; higher is more varied
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+    /// Keep the k likeliest tokens; 0 keeps all
+    #[arg(long, default_value_t = 40)]
+    top_k: usize,
+    /// Keep the likeliest tokens that together reach this probability
+    #[arg(long, default_value_t = 0.95)]
+    top_p: f32,
+    /// Drop tokens less likely than this share of the likeliest
+    #[arg(long, default_value_t = 0.05)]
+    min_p: f32,
+    /// Weaken recent tokens by this factor; 1 is off
+    #[arg(long, default_value_t = 1.0)]
+    repeat_penalty: f32,
+    /// Take this from the logit of each recent token
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    presence_penalty: f32,
+    /// Take this from the logit for each time a token came recently
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    frequency_penalty: f32,
+    /// How many of the last tokens are recent
+    #[arg(long, default_value_t = 64)]
+    penalty_window: usize,
+    /// Seed of the random choices [default: from the clock]
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+impl SamplingArguments {
+    pub(crate) fn settings(&self) -> Result<Sampling, String> {
+        let clock = || std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |d| d.as_nanos() as u64);
+        let settings = Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            penalty_window: self.penalty_window,
+            seed: self.seed.unwrap_or_else(clock),
+        };
+        settings.check()?;
+        Ok(settings)
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Text to answer; `-` reads standard input
+    #[arg(long, short)]
+    pub(crate) prompt: String,
+    /// Most tokens to generate
+    #[arg(long, short, default_value_t = 256)]
+    pub(crate) n_predict: usize,
+    /// System message that comes before the prompt
+    #[arg(long, conflicts_with = "raw")]
+    pub(crate) system: Option<String>,
+    /// Continue the text as it is, without the model's chat template
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Print text and figures as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArguments,
+}
+
+#[derive(Args)]
+pub(crate) struct Chat {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// System message
+    #[arg(long)]
+    pub(crate) system: Option<String>,
+    /// Most tokens of an answer
+    #[arg(long, short, default_value_t = 1024)]
+    pub(crate) n_predict: usize,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArguments,
+}
+
+#[derive(Args)]
+pub(crate) struct Bench {
+    #[command(flatten)]
+    pub(crate) model: ModelArguments,
+    /// Tokens of the prompt
+    #[arg(long, default_value_t = 512)]
+    pub(crate) prompt_tokens: usize,
+    /// Tokens to decode; the first is left out
+    #[arg(long, default_value_t = 128)]
+    pub(crate) decode_tokens: usize,
+    /// Runs; the median counts
+    #[arg(long, default_value_t = 5)]
+    pub(crate) repeat: usize,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,72 @@
+//! Opening a model with progress, and turning chat messages into its tokens.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use myq_engine::Engine;
+use myq_model::template::{ChatTemplate, Message};
+use myq_model::tokenizer::encode_prompt;
+
+use crate::args::ModelArguments;
+
+/// Errors are shown to people and end the program.
+pub(crate) type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
+
+/// Opens the model; a bar appears where that takes over half a second.
+pub(crate) fn open(arguments: &ModelArguments) -> Outcome<Engine> {
+    let options = arguments.options()?;
+    let bar = ProgressBar::no_length().with_message("reading and checking the model");
+    bar.set_style(ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes}")?);
+    let mut progress = |done: u64, total: u64| {
+        if bar.elapsed() > Duration::from_millis(500) {
+            bar.set_length(total);
+            bar.set_position(done);
+        }
+    };
+    let engine = Engine::open(&arguments.model, &options, &mut progress);
+    bar.finish_and_clear();
+    let engine = engine?;
+    report(&engine);
+    Ok(engine)
+}
+
+fn report(engine: &Engine) {
+    let (c, p) = (&engine.source().config, engine.plan());
+    log::info!(
+        "{} kernels, {} threads, context {}: cache {:.1} MB at most, buffers {:.1} MB, opened in {:.0} ms",
+        engine.kernels(),
+        p.threads,
+        p.context,
+        p.kv_bytes(c) as f64 / 1e6,
+        p.buffer_bytes(c) as f64 / 1e6,
+        engine.load_time().as_secs_f64() * 1e3,
+    );
+    if let Some(report) = engine.prewarm().filter(|r| r.partial) {
+        log::warn!(
+            "the model is larger than the memory that is available; {:.0} MB of {:.0} were read ahead, and decoding will wait for the disk",
+            report.bytes as f64 / 1e6,
+            engine.file().bytes().len() as f64 / 1e6,
+        );
+    }
+}
+
+/// The model's own chat template.
+pub(crate) fn template(engine: &Engine) -> Outcome<Option<ChatTemplate>> {
+    let source = engine.source();
+    let Some(text) = &source.chat_template else { return Ok(None) };
+    let name = |id: Option<u32>| {
+        let mut bytes = Vec::new();
+        if let Some(id) = id {
+            source.tokenizer.decode_into(id, &mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let tokenizer = &source.tokenizer;
+    Ok(Some(ChatTemplate::new(text, &name(tokenizer.bos()), &name(tokenizer.eos_ids().first().copied()))?))
+}
+
+/// Tokens of a conversation that the model is to answer.
+pub(crate) fn chat_tokens(engine: &Engine, template: &ChatTemplate, messages: &[Message]) -> Outcome<Vec<u32>> {
+    let text = template.render(messages, true)?;
+    Ok(encode_prompt(&engine.source().tokenizer, &text, true))
+}

@@ -1,0 +1,287 @@
+//! The host command: turns a model into one compact low-bit file.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use myq_blocks::encode::Method;
+use myq_engine::KernelChoice;
+use myq_tools::model::Model;
+use myq_tools::quickstart::{Quickstart, quickstart};
+use myq_tools::recipe::{Recipe, Step};
+use myq_tools::{ToolError, import, inspect, logits, quantize, verify};
+
+const EXAMPLES: &str = "Examples:
+  myq quickstart
+  myq import ./Qwen2.5-0.5B-Instruct --out qwen.myq
+  myq quantize qwen.myq --bits 3
+  myq quantize model.gguf --bits 2 --dry-run
+  myq inspect qwen-3bit.myq --tensors
+  myq verify qwen-3bit.myq --source qwen.myq";
+
+/// Turns a language model into one compact low-bit file.
+#[derive(Parser)]
+#[command(name = "myq", version, after_help = EXAMPLES)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+    /// Say more on standard error
+    #[arg(long, short, global = true)]
+    verbose: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Turn a GGUF file or a model-hub directory into a .myq file, weights as they are
+    Import {
+        /// GGUF file, or directory with config.json, tokenizer.json and safetensors
+        model: PathBuf,
+        /// Where to write [default: the source's name with .myq, in this directory]
+        #[arg(long, short)]
+        out: Option<PathBuf>,
+    },
+    /// Quantise a model to 2, 3, 4, 5 or 6 bits a weight
+    Quantize(Quantize),
+    /// Print everything that a model file says of itself
+    Inspect {
+        /// .myq or GGUF file, or model-hub directory
+        model: PathBuf,
+        /// A line for each tensor too
+        #[arg(long)]
+        tensors: bool,
+        /// The chat template too
+        #[arg(long)]
+        template: bool,
+        /// Print a JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check a file: checksums, every weight finite, packing
+    Verify {
+        /// .myq or GGUF file
+        model: PathBuf,
+        /// Compare each matrix with the model it was made from
+        #[arg(long)]
+        source: Option<PathBuf>,
+        /// Print name, type and BLAKE3 of each tensor's weights as fp32, and nothing else
+        #[arg(long)]
+        dequantised_digest: bool,
+        /// Print a JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Fetch a small model, quantise it, and ask it something
+    Quickstart {
+        /// Use this model (.gguf, .myq or directory) and fetch nothing
+        #[arg(long)]
+        model: Option<PathBuf>,
+        /// Where the files go
+        #[arg(long, default_value = "myq-quickstart")]
+        dir: PathBuf,
+        /// Width class: 2, 3, 4, 5 or 6
+        #[arg(long, default_value_t = 3)]
+        bits: u8,
+        /// What to ask
+        #[arg(long, default_value = "What is gravity? Answer in two sentences.")]
+        prompt: String,
+        /// Most tokens of the answer
+        #[arg(long, default_value_t = 96)]
+        n_predict: usize,
+    },
+    /// Write the logits of given tokens, to compare with another program's
+    Logits {
+        /// .myq or GGUF file
+        model: PathBuf,
+        /// JSON object of lists of token ids, named en, zh, code
+        #[arg(long)]
+        tokens: PathBuf,
+        /// Where to write: little-endian fp32, positions × vocabulary
+        #[arg(long, short)]
+        out: PathBuf,
+        /// auto, avx2, neon, scalar (8-bit activations) or exact (fp32 activations)
+        #[arg(long, default_value = "auto")]
+        kernels: String,
+        /// Threads that compute
+        #[arg(long, short)]
+        threads: Option<usize>,
+        /// Tokens computed together
+        #[arg(long, default_value_t = 64)]
+        batch: usize,
+    },
+}
+
+#[derive(clap::Args)]
+struct Quantize {
+    /// GGUF or .myq file, or model-hub directory
+    model: PathBuf,
+    /// Width class: 2, 3, 4, 5 or 6
+    #[arg(long, short, required_unless_present = "recipe")]
+    bits: Option<u8>,
+    /// Recipe by name: uniform-2 … uniform-6
+    #[arg(long, conflicts_with = "bits")]
+    recipe: Option<String>,
+    /// Width class of embedding and output [default: 6]
+    #[arg(long)]
+    embedding_bits: Option<u8>,
+    /// How scales are chosen
+    #[arg(long, value_enum, default_value_t = Scales::Search)]
+    method: Scales,
+    /// Keep a separate output even where it is a copy of the embedding
+    #[arg(long)]
+    keep_output: bool,
+    /// Where to write [default: the source's name with -3bit.myq, in this directory]
+    #[arg(long, short)]
+    out: Option<PathBuf>,
+    /// Print plan and size, write nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Scales {
+    /// From the range of the weights
+    Round,
+    /// By the least importance-weighted error
+    Search,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let level = if arguments.verbose { "debug" } else { "warn" };
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(level))
+        .format_timestamp(None)
+        .format_target(false)
+        .init();
+    match run(arguments.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), ToolError> {
+    match command {
+        Command::Import { model, out } => {
+            let out = out.unwrap_or_else(|| named(&model, ".myq"));
+            refuse_same(&model, &out)?;
+            let hash = import::import(&Model::open(&model)?, &out)?;
+            println!("{}: blake3 {hash}", out.display());
+            Ok(())
+        }
+        Command::Quantize(options) => run_quantize(&options),
+        Command::Inspect { model, tensors, template, json } => {
+            let model = Model::open(&model)?;
+            if json {
+                println!("{:#}", inspect::as_json(&model));
+            } else {
+                print!("{}", inspect::as_text(&model, tensors, template));
+            }
+            Ok(())
+        }
+        Command::Verify { model, source, dequantised_digest, json } => {
+            run_verify(&model, source.as_deref(), dequantised_digest, json)
+        }
+        Command::Quickstart { model, dir, bits, prompt, n_predict } => {
+            quickstart(&Quickstart { model, dir, bits, prompt, n_predict })
+        }
+        Command::Logits { model, tokens, out, kernels, threads, batch } => {
+            let choice = KernelChoice::from_name(&kernels)
+                .ok_or_else(|| ToolError::Setting(format!("kernels `{kernels}` are not known")))?;
+            let n = logits::logits(&model, &tokens, &out, choice, threads, batch)?;
+            println!("{}: {n} positions", out.display());
+            Ok(())
+        }
+    }
+}
+
+/// The source's name with another end, in this directory.
+fn named(source: &Path, end: &str) -> PathBuf {
+    let name = if source.is_dir() { source.file_name() } else { source.file_stem() };
+    let name = name.map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
+    PathBuf::from(name + end)
+}
+
+/// Writing over the source would pull the map from under the reader.
+fn refuse_same(source: &Path, out: &Path) -> Result<(), ToolError> {
+    let same = matches!((source.canonicalize(), out.canonicalize()), (Ok(a), Ok(b)) if a == b);
+    if same {
+        return Err(ToolError::Setting(format!("{} is the source itself; name another file with --out", out.display())));
+    }
+    Ok(())
+}
+
+fn run_quantize(options: &Quantize) -> Result<(), ToolError> {
+    let method = match options.method {
+        Scales::Round => Method::Round,
+        Scales::Search => Method::Search,
+    };
+    let mut recipe = match (&options.recipe, options.bits) {
+        (Some(name), _) => Recipe::from_name(name, method)?,
+        (None, bits) => Recipe::uniform(bits.unwrap_or(3), method)?,
+    };
+    recipe.embedding_bits = options.embedding_bits.unwrap_or(recipe.embedding_bits);
+    let model = Model::open(&options.model)?;
+    let steps = recipe.plan(&model, !options.keep_output)?;
+    if options.dry_run {
+        print_plan(&model, &steps);
+        return Ok(());
+    }
+    let out = options.out.clone().unwrap_or_else(|| named(&options.model, &format!("-{}bit.myq", recipe.bits)));
+    refuse_same(&options.model, &out)?;
+    let summary = quantize::quantize(&model, &recipe, &steps, &out)?;
+    summary.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    println!(
+        "{}: {:.1} MB of tensors, {:.3} bits a weight, blake3 {}",
+        out.display(),
+        summary.bytes as f64 / 1e6,
+        summary.bits_per_weight(),
+        summary.hash
+    );
+    Ok(())
+}
+
+fn print_plan(model: &Model, steps: &[Step]) {
+    for step in steps {
+        let t = &model.tensors[step.source];
+        let bytes = quantize::step_bytes(model, step);
+        let note = step.note.as_deref().unwrap_or_default();
+        println!(
+            "{:<30} {:<8} -> {:<8} {bytes:>11} B {:>7.3} {note}",
+            step.name,
+            t.dtype.name(),
+            step.dtype.name(),
+            bytes as f64 * 8.0 / t.len() as f64
+        );
+    }
+    let total = quantize::forecast(model, steps);
+    println!("{:.1} MB of tensors, {:.3} bits a weight", total.bytes as f64 / 1e6, total.bits_per_weight());
+}
+
+fn run_verify(path: &Path, source: Option<&Path>, digest: bool, json: bool) -> Result<(), ToolError> {
+    let model = Model::open(path)?;
+    if digest {
+        verify::digests(&model).iter().for_each(|line| println!("{line}"));
+        return Ok(());
+    }
+    let source = source.map(Model::open).transpose()?;
+    let report = verify::verify(&model, source.as_ref())?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&report).unwrap_or_default());
+        return Ok(());
+    }
+    println!(
+        "{}: {} checksums right, {} tensors unpacked, {} weights finite, {} partial superblocks packed back",
+        path.display(),
+        report.checksums,
+        report.tensors,
+        report.weights,
+        report.partial_blocks
+    );
+    for d in report.distances.iter().take(10) {
+        println!("  {:<30} {:<8} {:>8.3} % of the source's norm", d.name, d.dtype, 100.0 * d.relative_rms);
+    }
+    Ok(())
+}
