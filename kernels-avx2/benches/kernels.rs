@@ -17,7 +17,10 @@ fn benched() -> impl Iterator<Item = DType> {
 
 fn products<K: Kernels>(b: &mut Bencher<'_>, k: K, w: Rows<'_>, columns: usize) {
     let mut random = Random::new(9);
-    let columns = Columns::quantize(k, (0..columns).map(|_| random.vector(w.cols(), 1.0)).collect());
+    let columns = Columns::quantize(
+        k,
+        (0..columns).map(|_| random.vector(w.cols(), 1.0)).collect(),
+    );
     let columns = columns.all();
     let mut out = vec![vec![0.0; w.rows()]; columns.len()];
     let mut out: Vec<&mut [f32]> = out.iter_mut().map(Vec::as_mut_slice).collect();
@@ -28,7 +31,9 @@ fn matrices(c: &mut Criterion) {
     let Some(k) = Avx2::new() else { return };
     for (rows, cols) in BENCH_SHAPES {
         for dtype in benched() {
-            let Some(data) = bench_matrix(dtype, rows, cols) else { continue };
+            let Some(data) = bench_matrix(dtype, rows, cols) else {
+                continue;
+            };
             let w = Rows::new(dtype, cols, &data).expect("whole rows");
             let mut group = c.benchmark_group(format!("{rows}x{cols}"));
             group.throughput(Throughput::Bytes(data.len() as u64));
@@ -47,10 +52,21 @@ fn vectors(c: &mut Criterion) {
     group.throughput(Throughput::Elements(4096));
     let (mut q, mut d, mut sums) = (vec![0; 4096], vec![0.0; 128], vec![0; 256]);
     group.bench_function("quantize", |b| {
-        b.iter(|| k.quantize(black_box(&x), ColumnMut { q: &mut q, d: &mut d, sums: &mut sums }));
+        b.iter(|| {
+            k.quantize(
+                black_box(&x),
+                ColumnMut {
+                    q: &mut q,
+                    d: &mut d,
+                    sums: &mut sums,
+                },
+            )
+        });
     });
     let mut out = vec![0.0; 4096];
-    group.bench_function("rms_norm", |b| b.iter(|| k.rms_norm(black_box(&x), &x, 1e-5, &mut out)));
+    group.bench_function("rms_norm", |b| {
+        b.iter(|| k.rms_norm(black_box(&x), &x, 1e-5, &mut out))
+    });
     let mut y = x.clone();
     group.bench_function("swiglu", |b| {
         b.iter(|| {
@@ -65,19 +81,28 @@ fn vectors(c: &mut Criterion) {
         });
     });
     let mut halves = vec![f16::ZERO; 4096];
-    group.bench_function("to_f16", |b| b.iter(|| k.to_f16(black_box(&x), &mut halves)));
+    group.bench_function("to_f16", |b| {
+        b.iter(|| k.to_f16(black_box(&x), &mut halves))
+    });
     group.finish();
     let mut group = c.benchmark_group("attention, 512 positions of 64");
     let mut cache = vec![f16::ZERO; 512 * 64];
     k.to_f16(&random.vector(512 * 64, 1.0), &mut cache);
     group.throughput(Throughput::Bytes(2 * cache.len() as u64));
     let mut p = vec![0.0; 512];
-    group.bench_function("scores", |b| b.iter(|| k.scores(black_box(&x[..64]), &cache, 0.125, &mut p)));
-    group.bench_function("mix", |b| b.iter(|| k.mix(black_box(&x[..512]), &cache, &mut out[..64])));
+    group.bench_function("scores", |b| {
+        b.iter(|| k.scores(black_box(&x[..64]), &cache, 0.125, &mut p))
+    });
+    group.bench_function("mix", |b| {
+        b.iter(|| k.mix(black_box(&x[..512]), &cache, &mut out[..64]))
+    });
 }
 
 fn short() -> Criterion {
-    Criterion::default().warm_up_time(Duration::from_millis(100)).measurement_time(Duration::from_millis(400)).sample_size(10)
+    Criterion::default()
+        .warm_up_time(Duration::from_millis(100))
+        .measurement_time(Duration::from_millis(400))
+        .sample_size(10)
 }
 
 criterion_group! { name = benches; config = short(); targets = matrices, vectors }

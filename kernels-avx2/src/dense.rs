@@ -10,9 +10,10 @@
 //! 1. Sixteen codes take a whole number of bytes, so every half register uses the same table
 //!    of bytes and shifts; a shift by a lane's own distance is a multiplication.
 //! 2. Loads near the chunk's end start earlier and move the table, to stay inside the chunk.
-//! 3. A row that ends within a chunk is copied to the stack.
+//! 3. A row that ends within a chunk has its scales behind the codes, so loads may go on into
+//!    those; only a very short end is copied to the stack.
 
-use crate::format::{Codes, Format, Head, Rest, load16, load32, short};
+use crate::format::{Codes, Format, Head, Rest, load16, load32};
 use myq_blocks::Linear;
 use std::arch::x86_64::*;
 
@@ -28,7 +29,11 @@ impl<const BITS: usize> Dense<BITS> {
     /// For rows of `cols` weights; `linear` has `BITS` bits.
     pub(crate) fn new(linear: Linear, cols: usize) -> Dense<BITS> {
         let code_bytes = (cols * BITS).div_ceil(32) * 4;
-        Dense { linear, code_bytes, groups: cols.div_ceil(linear.group()) }
+        Dense {
+            linear,
+            code_bytes,
+            groups: cols.div_ceil(linear.group()),
+        }
     }
 
     /// Bytes of codes 2k (`odd` 0) or 2k + 1 of sixteen, for both halves.
@@ -61,20 +66,21 @@ impl<const BITS: usize> Dense<BITS> {
     const TO_TOP: [u8; 32] = Self::factors(0, 16 - BITS);
     const TO_HIGH: [u8; 32] = Self::factors(1, 8);
 
-    /// The 32 codes of group `g`.
+    /// The 32 codes of group `g` of at least sixteen bytes, all of which may be read.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn unpack(chunk: &[u8], g: usize) -> __m256i {
         let (low, high) = (4 * BITS * g, 4 * BITS * g + 2 * BITS);
         // Deviation 2.
-        let last = 32 * BITS - 16;
+        let last = chunk.len() - 16;
         let (low_at, high_at) = (low.min(last), high.min(last));
         let v = _mm256_set_m128i(load16(chunk, high_at), load16(chunk, low_at));
         let moved = _mm256_set_m128i(
             _mm_set1_epi8((high - high_at) as i8),
             _mm_set1_epi8((low - low_at) as i8),
         );
-        let place = |table: &[u8; 32]| _mm256_shuffle_epi8(v, _mm256_add_epi8(load32(table, 0), moved));
+        let place =
+            |table: &[u8; 32]| _mm256_shuffle_epi8(v, _mm256_add_epi8(load32(table, 0), moved));
         let even = _mm256_mullo_epi16(place(&Self::EVEN), load32(&Self::TO_TOP, 0));
         let odd = _mm256_mullo_epi16(place(&Self::ODD), load32(&Self::TO_HIGH, 0));
         let even = match BITS {
@@ -93,22 +99,67 @@ impl<const BITS: usize> Dense<BITS> {
     #[target_feature(enable = "avx2,fma,f16c")]
     fn scales(self, side: &[u8], index: usize) -> Head {
         let per = self.linear.group() / 32;
-        let first = 8 / per * index;
+        let (first, count) = (8 / per * index, 8 / per);
         let zeros = &side[2 * self.groups..];
-        let fixed = 1 << (BITS - 1);
-        let group = |g: usize| first + g / per;
-        let scale = |g: usize| if group(g) < self.groups { short(side, 2 * group(g)) } else { 0 };
-        let zero = |g: usize| match (self.linear.asymmetric(), group(g) < self.groups) {
-            (false, _) => fixed,
-            (true, true) => i16::from(zeros[group(g)]),
-            (true, false) => 0,
+        if first + count <= self.groups {
+            return self.spread(per, &side[2 * first..], zeros.get(first..).unwrap_or(&[]));
+        }
+        let (mut own, mut own_zeros) = ([0; 16], [0; 8]);
+        let there = &side[2 * first..2 * self.groups];
+        own[..there.len()].copy_from_slice(there);
+        if self.linear.asymmetric() {
+            let there = &zeros[first..self.groups];
+            own_zeros[..there.len()].copy_from_slice(there);
+        }
+        self.spread(per, &own, &own_zeros)
+    }
+
+    /// Scales and zero-points of `8 / per` groups, each for `per` groups of 32.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn spread(self, per: usize, scales: &[u8], zeros: &[u8]) -> Head {
+        let asymmetric = self.linear.asymmetric();
+        let zeros = if asymmetric {
+            zeros
+        } else {
+            &[1 << (BITS - 1); 8]
         };
-        let d = _mm_setr_epi16(scale(0), scale(1), scale(2), scale(3), scale(4), scale(5), scale(6), scale(7));
-        let d = _mm256_cvtph_ps(d);
-        let z = _mm_setr_epi16(zero(0), zero(1), zero(2), zero(3), zero(4), zero(5), zero(6), zero(7));
+        let (scales, zeros) = match per {
+            1 => (first::<16>(scales), first::<8>(zeros)),
+            2 => (first::<8>(scales), first::<4>(zeros)),
+            _ => (first::<4>(scales), first::<2>(zeros)),
+        };
+        let d = _mm256_cvtph_ps(repeat(scales, per));
+        let z = repeat(_mm_cvtepu8_epi16(zeros), per);
         // Each zero-point for both sixteens of its group.
         let offsets = _mm256_set_m128i(_mm_unpackhi_epi16(z, z), _mm_unpacklo_epi16(z, z));
-        Head { d, m: d, scales: _mm256_setzero_si256(), offsets }
+        Head {
+            d,
+            m: d,
+            scales: _mm256_setzero_si256(),
+            offsets,
+        }
+    }
+}
+
+/// The first `N` bytes, then zeros.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn first<const N: usize>(bytes: &[u8]) -> __m128i {
+    let mut own = [0; 16];
+    own[..N].copy_from_slice(&bytes[..N]);
+    load16(&own, 0)
+}
+
+/// The first `8 / times` of eight 16-bit values, each `times` times: 1, 2 or 4.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn repeat(v: __m128i, times: usize) -> __m128i {
+    let two = _mm_unpacklo_epi16(v, v);
+    match times {
+        1 => v,
+        2 => two,
+        _ => _mm_unpacklo_epi32(two, two),
     }
 }
 
@@ -135,11 +186,16 @@ macro_rules! dense {
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn rest(self, rest: Rest<'_>, side: &[u8], codes: &mut Codes) -> Head {
                 // Deviation 3. Codes past the end meet activations of zero.
-                let mut chunk = [0; $bytes];
-                let n = rest.weights * $bits / 8;
-                chunk[..n].copy_from_slice(&rest.bytes[..n]);
+                let mut own = [0; 48];
+                let bytes = match rest.bytes.len() {
+                    n @ 0..48 => {
+                        own[..n].copy_from_slice(rest.bytes);
+                        &own
+                    }
+                    _ => rest.bytes,
+                };
                 for (g, c) in codes.iter_mut().enumerate().take(rest.weights.div_ceil(32)) {
-                    *c = Self::unpack(&chunk, g);
+                    *c = Self::unpack(bytes, g);
                 }
                 self.scales(side, rest.index)
             }

@@ -5,34 +5,50 @@
 //! ```
 //!
 //! Deviations:
-//! 1. A row that ends within a chunk is copied to the stack and filled up with zero blocks.
+//! 1. A row may end within a chunk: blocks it lacks have scales of zero.
 
 use crate::format::{Codes, Format, Head, Rest, bit_stream, load16, load32, nibbles, short, word};
 use myq_blocks::layout::IQ4NL_LEVELS;
 use std::arch::x86_64::*;
 
-/// Eight fp16 numbers, one of each block of `stride` bytes.
+/// Eight fp16 numbers, one of each block of `stride` bytes; zeros past `count` blocks.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn halves<const B: usize>(chunk: &[u8; B], at: usize) -> __m256 {
-    let h: [i16; 8] = std::array::from_fn(|g| short(chunk, B / 8 * g + at));
-    _mm256_cvtph_ps(_mm_setr_epi16(h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7]))
+fn halves(blocks: &[u8], stride: usize, at: usize, count: usize) -> __m256 {
+    let mut h = [0i16; 8];
+    for (g, h) in h.iter_mut().enumerate().take(count) {
+        *h = short(blocks, stride * g + at);
+    }
+    _mm256_cvtph_ps(_mm_setr_epi16(
+        h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7],
+    ))
 }
 
 /// Scales alone, with a fixed offset of the codes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn head_offset<const B: usize>(chunk: &[u8; B], offset: i16) -> Head {
-    let d = halves(chunk, 0);
-    Head { d, m: d, scales: _mm256_setzero_si256(), offsets: _mm256_set1_epi16(offset) }
+fn head_offset(blocks: &[u8], stride: usize, count: usize, offset: i16) -> Head {
+    let d = halves(blocks, stride, 0, count);
+    Head {
+        d,
+        m: d,
+        scales: _mm256_setzero_si256(),
+        offsets: _mm256_set1_epi16(offset),
+    }
 }
 
 /// Scales and minima, which are added.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn head_minimum<const B: usize>(chunk: &[u8; B]) -> Head {
-    let m = _mm256_xor_ps(halves(chunk, 2), _mm256_set1_ps(-0.0));
-    Head { d: halves(chunk, 0), m, scales: _mm256_setzero_si256(), offsets: _mm256_set1_epi16(1) }
+fn head_minimum(blocks: &[u8], stride: usize, count: usize) -> Head {
+    let d = halves(blocks, stride, 0, count);
+    let m = _mm256_xor_ps(halves(blocks, stride, 2, count), _mm256_set1_ps(-0.0));
+    Head {
+        d,
+        m,
+        scales: _mm256_setzero_si256(),
+        offsets: _mm256_set1_epi16(1),
+    }
 }
 
 /// One format: name, bytes of a chunk, its constants, head and codes.
@@ -48,7 +64,7 @@ macro_rules! flat {
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn head(self, chunk: &[u8; $bytes], _: &[u8], _: usize) -> Head {
-                $head(chunk)
+                $head(chunk, $bytes / 8, 8)
             }
 
             #[inline]
@@ -60,13 +76,11 @@ macro_rules! flat {
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn rest(self, rest: Rest<'_>, _: &[u8], codes: &mut Codes) -> Head {
-                let mut chunk = [0; $bytes];
-                let n = rest.weights / 32 * ($bytes / 8);
-                chunk[..n].copy_from_slice(&rest.bytes[..n]);
-                for (g, c) in codes.iter_mut().enumerate().take(rest.weights / 32) {
-                    *c = $codes(&chunk, $bytes / 8 * g);
+                let count = rest.weights / 32;
+                for (g, c) in codes.iter_mut().enumerate().take(count) {
+                    *c = $codes(rest.bytes, $bytes / 8 * g);
                 }
-                $head(&chunk)
+                $head(rest.bytes, $bytes / 8, count)
             }
         }
     };
@@ -75,19 +89,19 @@ macro_rules! flat {
 flat! {
     /// 4 bits.
     Q4_0 144 {}
-    head |chunk| head_offset(chunk, 8);
+    head |blocks, stride, count| head_offset(blocks, stride, count, 8);
     codes |chunk: &[u8], at| nibbles(load16(chunk, at + 2));
 }
 flat! {
     /// 4 bits and a minimum.
     Q4_1 160 {}
-    head |chunk| head_minimum(chunk);
+    head head_minimum;
     codes |chunk: &[u8], at| nibbles(load16(chunk, at + 4));
 }
 flat! {
     /// 5 bits.
     Q5_0 176 {}
-    head |chunk| head_offset(chunk, 16);
+    head |blocks, stride, count| head_offset(blocks, stride, count, 16);
     codes |chunk: &[u8], at| {
         _mm256_or_si256(nibbles(load16(chunk, at + 6)), bit_stream(word(chunk, at + 2), 16))
     };
@@ -95,7 +109,7 @@ flat! {
 flat! {
     /// 5 bits and a minimum.
     Q5_1 192 {}
-    head |chunk| head_minimum(chunk);
+    head head_minimum;
     codes |chunk: &[u8], at| {
         _mm256_or_si256(nibbles(load16(chunk, at + 8)), bit_stream(word(chunk, at + 4), 16))
     };
@@ -103,13 +117,13 @@ flat! {
 flat! {
     /// 8 bits, signed.
     Q8_0 272 { const SIGNED: bool = true; const OFFSET: bool = false; }
-    head |chunk| head_offset(chunk, 0);
+    head |blocks, stride, count| head_offset(blocks, stride, count, 0);
     codes |chunk: &[u8], at| load32(chunk, at + 2);
 }
 flat! {
     /// 4 bits through a table, signed.
     Iq4Nl 144 { const SIGNED: bool = true; const OFFSET: bool = false; }
-    head |chunk| head_offset(chunk, 0);
+    head |blocks, stride, count| head_offset(blocks, stride, count, 0);
     codes |chunk: &[u8], at| {
         let levels = _mm256_broadcastsi128_si256(load16(&LEVELS, 0));
         _mm256_shuffle_epi8(levels, nibbles(load16(chunk, at + 2)))

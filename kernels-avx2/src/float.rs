@@ -1,7 +1,7 @@
 //! Rows of fp32, fp16 and bf16 times fp32 columns.
 //!
 //! ```text
-//! for each row, for each tile of columns: total[column] += widen(weights) · values
+//! for each two rows, for each tile of columns: total[column] += widen(weights) · values
 //! ```
 //!
 //! Deviations:
@@ -53,49 +53,91 @@ impl Float<2> for Bf16 {
 
 /// Products of all rows with all columns.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn matmul<F: Float<B>, const B: usize>(w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
+pub(crate) fn matmul<F: Float<B>, const B: usize>(
+    w: Rows<'_>,
+    columns: &[Column<'_>],
+    out: &mut [&mut [f32]],
+) {
     assert!(columns.len() == out.len(), "columns of a call");
-    for r in 0..w.rows() {
-        let row = w.row(r);
-        let (fours, others) = columns.as_chunks::<4>();
-        for (i, c) in fours.iter().enumerate() {
-            let v = tile::<F, B, 4, 1>(row, c.each_ref().map(|c| c.x));
-            v.into_iter().zip(&mut out[4 * i..]).for_each(|(v, out)| out[r] = v);
+    let even = w.rows() / 2 * 2;
+    for r in (0..even).step_by(2) {
+        some_rows::<F, B, 2>([w.row(r), w.row(r + 1)], columns, r, out);
+    }
+    if even < w.rows() {
+        some_rows::<F, B, 1>([w.row(even)], columns, even, out);
+    }
+}
+
+/// Rows `at ..` of the result.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn some_rows<F: Float<B>, const B: usize, const R: usize>(
+    rows: [&[u8]; R],
+    columns: &[Column<'_>],
+    at: usize,
+    out: &mut [&mut [f32]],
+) {
+    let (fours, others) = columns.as_chunks::<4>();
+    let (out4, out1) = out.split_at_mut(4 * fours.len());
+    for (c, out) in fours.iter().zip(out4.as_chunks_mut::<4>().0) {
+        tile::<F, B, R, 4, 1>(rows, c.each_ref().map(|c| c.x), at, out);
+    }
+    for (c, out) in others.iter().zip(out1.as_chunks_mut::<1>().0) {
+        tile::<F, B, R, 1, 4>(rows, [c.x], at, out);
+    }
+}
+
+/// `R` rows with `N` columns, `S` partial sums of eight for each.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn tile<F: Float<B>, const B: usize, const R: usize, const N: usize, const S: usize>(
+    rows: [&[u8]; R],
+    x: [&[f32]; N],
+    at: usize,
+    out: &mut [&mut [f32]; N],
+) {
+    let cols = x[0].len();
+    let mut total = [[[_mm256_setzero_ps(); S]; N]; R];
+    let (whole, eights) = (cols / (8 * S), cols / 8);
+    for i in 0..whole {
+        for s in 0..S {
+            step::<F, B, R, N, S>(rows, x, 8 * (S * i + s), s, &mut total);
         }
-        for (c, out) in others.iter().zip(&mut out[4 * fours.len()..]) {
-            [out[r]] = tile::<F, B, 1, 4>(row, [c.x]);
+    }
+    for i in S * whole..eights {
+        step::<F, B, R, N, S>(rows, x, 8 * i, 0, &mut total);
+    }
+    for r in 0..R {
+        if !cols.is_multiple_of(8) {
+            last_few::<F, B, N, S>(rows[r], x, &mut total[r]);
+        }
+        for n in 0..N {
+            let mut all = total[r][n][0];
+            for s in 1..S {
+                all = _mm256_add_ps(all, total[r][n][s]);
+            }
+            out[n][at + r] = sum(all);
         }
     }
 }
 
-/// One row with `N` columns, `S` partial sums of eight for each.
+/// Eight weights of each row with eight values of each column.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn tile<F: Float<B>, const B: usize, const N: usize, const S: usize>(row: &[u8], x: [&[f32]; N]) -> [f32; N] {
-    let cols = x[0].len();
-    let mut total = [[_mm256_setzero_ps(); S]; N];
-    let (whole, eights) = (cols / (8 * S), cols / 8);
-    for i in 0..whole {
-        for s in 0..S {
-            let at = 8 * (S * i + s);
-            // SAFETY: this function has the instructions that the method needs.
-            let w = unsafe { F::eight(row, at) };
-            for n in 0..N {
-                total[n][s] = _mm256_fmadd_ps(w, load_f32(x[n], at), total[n][s]);
-            }
-        }
-    }
-    for i in S * whole..eights {
+fn step<F: Float<B>, const B: usize, const R: usize, const N: usize, const S: usize>(
+    rows: [&[u8]; R],
+    x: [&[f32]; N],
+    at: usize,
+    s: usize,
+    total: &mut [[[__m256; S]; N]; R],
+) {
+    for r in 0..R {
         // SAFETY: this function has the instructions that the method needs.
-        let w = unsafe { F::eight(row, 8 * i) };
+        let w = unsafe { F::eight(rows[r], at) };
         for n in 0..N {
-            total[n][0] = _mm256_fmadd_ps(w, load_f32(x[n], 8 * i), total[n][0]);
+            total[r][n][s] = _mm256_fmadd_ps(w, load_f32(x[n], at), total[r][n][s]);
         }
     }
-    if !cols.is_multiple_of(8) {
-        last_few::<F, B, N, S>(row, x, &mut total);
-    }
-    std::array::from_fn(|n| sum(total[n].into_iter().reduce(|a, b| _mm256_add_ps(a, b)).unwrap_or(_mm256_setzero_ps())))
 }
 
 /// The weights past the last eight, filled up with zeros.

@@ -71,6 +71,15 @@ pub(crate) fn load32(bytes: &[u8], at: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(part.as_ptr().cast()) }
 }
 
+/// Writes 32 bytes to `at`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn store32(bytes: &mut [u8], at: usize, v: __m256i) {
+    let part = &mut bytes[at..at + 32];
+    // SAFETY: `part` has room for the 32 bytes of the store; it needs no alignment.
+    unsafe { _mm256_storeu_si256(part.as_mut_ptr().cast(), v) }
+}
+
 /// 16 bytes from `at`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -101,13 +110,18 @@ pub(crate) fn store_f32(values: &mut [f32], at: usize, v: __m256) {
 /// Four bytes from `at`, little-endian.
 #[inline]
 pub(crate) fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+    // A copy of the slice, as four indexed bytes would become four loads.
+    let mut own = [0; 4];
+    own.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(own)
 }
 
 /// Two bytes from `at`, as they are.
 #[inline]
 pub(crate) fn short(bytes: &[u8], at: usize) -> i16 {
-    i16::from_le_bytes([bytes[at], bytes[at + 1]])
+    let mut own = [0; 2];
+    own.copy_from_slice(&bytes[at..at + 2]);
+    i16::from_le_bytes(own)
 }
 
 /// The fp16 number at `at`.
@@ -121,7 +135,11 @@ pub(crate) fn half(bytes: &[u8], at: usize) -> f32 {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn bits<const SHIFT: i32>(v: __m256i, mask: i8) -> __m256i {
-    let v = if SHIFT == 0 { v } else { _mm256_srli_epi16::<SHIFT>(v) };
+    let v = if SHIFT == 0 {
+        v
+    } else {
+        _mm256_srli_epi16::<SHIFT>(v)
+    };
     _mm256_and_si256(v, _mm256_set1_epi8(mask))
 }
 
@@ -137,7 +155,12 @@ pub(crate) fn nibbles(v: __m128i) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn bit_stream(stream: u32, value: i8) -> __m256i {
-    let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+    let spread = _mm256_setr_epi64x(
+        0,
+        0x0101_0101_0101_0101,
+        0x0202_0202_0202_0202,
+        0x0303_0303_0303_0303,
+    );
     let one = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
     let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(stream as i32), spread);
     let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, one), one);
@@ -152,12 +175,57 @@ pub(crate) fn sub_scales(s: __m128i) -> __m256i {
     _mm256_cvtepi8_epi16(_mm_shuffle_epi8(s, split))
 }
 
+/// For each group the bytes of [`Head::scales`] that make its scales: bytes 2g and 2g + 1.
+pub(crate) type Places = [[u8; 32]; 8];
+
+/// See [`Places`].
+pub(crate) static PLACES: Places = {
+    let mut places = [[0; 32]; 8];
+    let mut i = 0;
+    while i < 256 {
+        places[i / 32][i % 32] = (i / 32 * 2 + i % 2) as u8;
+        i += 1;
+    }
+    places
+};
+
 /// The sub-scales of group `g`, one for each pair of products: what the multiply-add takes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn pair_scales(scales: __m256i, g: usize) -> __m256i {
-    let place = _mm256_set1_epi16((2 * g as i16 + 1) << 8 | 2 * g as i16);
-    _mm256_shuffle_epi8(scales, place)
+pub(crate) fn pair_scales(scales: __m256i, places: &Places, g: usize) -> __m256i {
+    _mm256_shuffle_epi8(scales, load32(&places[g], 0))
+}
+
+/// Sixteen bytes whose first `count` are all ones, the others zero.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn first_bytes(count: usize) -> __m128i {
+    static ONES: [u8; 32] = {
+        let mut ones = [0; 32];
+        let mut i = 0;
+        while i < 16 {
+            ones[i] = 0xff;
+            i += 1;
+        }
+        ones
+    };
+    load16(&ONES, 16 - count)
+}
+
+/// The `count` bytes that end at `end`, then zeros; there are sixteen bytes before `end`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn bytes_before(bytes: &[u8], end: usize, count: usize) -> __m128i {
+    static DOWN: [u8; 32] = {
+        let mut down = [0x80; 32];
+        let mut i = 0;
+        while i < 16 {
+            down[i] = i as u8;
+            i += 1;
+        }
+        down
+    };
+    _mm_shuffle_epi8(load16(bytes, end - 16), load16(&DOWN, 16 - count))
 }
 
 /// Group `g` of a 2-bit plane of a partial superblock of `n` weights.
@@ -206,5 +274,9 @@ pub(crate) fn partial_nibbles(plane: &[u8], n: usize, chunk: usize, g: usize) ->
         (base, g == 1)
     };
     let v = load32(plane, at);
-    if high { bits::<4>(v, 15) } else { bits::<0>(v, 15) }
+    if high {
+        bits::<4>(v, 15)
+    } else {
+        bits::<0>(v, 15)
+    }
 }

@@ -13,7 +13,9 @@ pub struct Avx2 {
 impl Avx2 {
     /// A value, if this processor has the instructions.
     pub fn new() -> Option<Avx2> {
-        let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        let has = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
         has.then_some(Avx2 { _private: () })
     }
 }

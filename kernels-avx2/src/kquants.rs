@@ -9,10 +9,14 @@
 //! Deviations:
 //! 1. Codes stay unsigned (Q3_K 0 … 7, Q6_K 0 … 63); their offsets of 4 and 32 become part of
 //!    the offsets, which cost one multiply-add per 256 weights.
-//! 2. Partial superblocks are read in place (see `myq_blocks::tail`), never expanded.
+//! 2. Codes of 2-bit planes are masked where they stand, that is times 1, 4 or 16, and the
+//!    group's scale is divided by that, which is exact; only the topmost are shifted down, as
+//!    their products would not fit.
+//! 3. Partial superblocks are read in place (see `myq_blocks::tail`), never expanded.
 
 use crate::format::{
-    Codes, Format, Head, Rest, bit_stream, bits, half, load16, load32, partial_nibbles, partial_pairs, sub_scales, word,
+    Codes, Format, Head, Rest, bit_stream, bits, bytes_before, first_bytes, half, load_f32, load16,
+    load32, partial_nibbles, partial_pairs, short, sub_scales, word,
 };
 use std::arch::x86_64::*;
 
@@ -51,20 +55,27 @@ fn head_q2k(scales: __m128i, d: f32, dmin: f32) -> Head {
 fn head_offset<const OFFSET_BITS: i32>(scales: __m128i, d: f32) -> Head {
     let d = _mm256_set1_ps(d);
     let offsets = _mm256_slli_epi16::<OFFSET_BITS>(_mm256_cvtepi8_epi16(scales));
-    Head { d, m: d, scales: sub_scales(scales), offsets }
+    Head {
+        d,
+        m: d,
+        scales: sub_scales(scales),
+        offsets,
+    }
 }
 
-/// Eight scales and eight minima of one byte each, in two words each.
+/// Eight scales and eight minima of one byte each.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn head_pairs(scales: [u32; 2], mins: [u32; 2], d: f32, dmin: f32) -> Head {
-    let eight = |w: [u32; 2]| _mm_set_epi32(0, 0, w[1] as i32, w[0] as i32);
-    let (s, m) = (eight(scales), eight(mins));
+fn head_pairs(scales: u64, mins: u64, d: f32, dmin: f32) -> Head {
+    let (s, m) = (
+        _mm_set1_epi64x(scales as i64),
+        _mm_cvtsi64_si128(mins as i64),
+    );
     Head {
         d: _mm256_set1_ps(d),
         m: _mm256_set1_ps(dmin),
         // Both halves alike: the two sixteens of a group share a scale.
-        scales: _mm256_cvtepu8_epi16(_mm_unpacklo_epi64(s, s)),
+        scales: _mm256_cvtepu8_epi16(s),
         offsets: _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(m, m)),
     }
 }
@@ -75,8 +86,9 @@ fn head_pairs(scales: [u32; 2], mins: [u32; 2], d: f32, dmin: f32) -> Head {
 fn head_k4(chunk: &[u8]) -> Head {
     let (a, b, c) = (word(chunk, 4), word(chunk, 8), word(chunk, 12));
     let (six, four, top) = (0x3f3f_3f3f, 0x0f0f_0f0f, 0x3030_3030);
-    let scales = [a & six, (c & four) | ((a >> 2) & top)];
-    let mins = [b & six, ((c >> 4) & four) | ((b >> 2) & top)];
+    let eight = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let scales = eight(a & six, (c & four) | ((a >> 2) & top));
+    let mins = eight(b & six, ((c >> 4) & four) | ((b >> 2) & top));
     head_pairs(scales, mins, half(chunk, 0), half(chunk, 2))
 }
 
@@ -84,13 +96,13 @@ fn head_k4(chunk: &[u8]) -> Head {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn head_k4_rest(bytes: &[u8], n: usize) -> Head {
-    let (mut s, mut m) = ([0u8; 8], [0u8; 8]);
+    let (mut s, mut m) = (0, 0);
     for j in 0..n / 32 {
-        let at = 4 + 12 * j / 8;
-        let v = u16::from_le_bytes([bytes[at], bytes[at + 1]]) >> (12 * j % 8);
-        (s[j], m[j]) = ((v & 63) as u8, (v >> 6 & 63) as u8);
+        let v = u64::from(short(bytes, 4 + 12 * j / 8) as u16) >> (12 * j % 8);
+        s |= (v & 63) << (8 * j);
+        m |= (v >> 6 & 63) << (8 * j);
     }
-    head_pairs([word(&s, 0), word(&s, 4)], [word(&m, 0), word(&m, 4)], half(bytes, 0), half(bytes, 2))
+    head_pairs(s, m, half(bytes, 0), half(bytes, 2))
 }
 
 /// Sixteen 6-bit sub-scales of Q3_K (see `layout::q3k_scales`).
@@ -109,39 +121,44 @@ fn scales_q3k(chunk: &[u8]) -> __m128i {
     _mm_sub_epi8(_mm_set_epi32(s[3], s[2], s[1], s[0]), _mm_set1_epi8(32))
 }
 
-/// Group `G` of a 2-bit plane that starts at `at`.
+/// Where the codes of group `G` of a 2-bit plane are left standing (deviation 2).
+const fn place(g: usize) -> usize {
+    [0, 2, 4, 0][g % 4]
+}
+
+/// Group `G` of a 2-bit plane that starts at `at`, times two to the [`place`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn pairs<const G: usize>(chunk: &[u8], at: usize) -> __m256i {
+pub(crate) fn pairs<const G: usize>(chunk: &[u8], at: usize) -> __m256i {
     let v = load32(chunk, at + 32 * (G / 4));
-    match G % 4 {
-        0 => bits::<0>(v, 3),
-        1 => bits::<2>(v, 3),
-        2 => bits::<4>(v, 3),
-        _ => bits::<6>(v, 3),
+    if G % 4 == 3 {
+        bits::<6>(v, 3)
+    } else {
+        bits::<0>(v, 3 << place(G))
     }
 }
 
-/// Bit `G` of each byte, moved to bit `TO`.
+/// The scale of each group for codes as [`pairs`] leaves them.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn high_bit<const G: usize, const TO: usize>(v: __m256i) -> __m256i {
-    let v = match (TO + 8 - G) as i32 {
-        // The shifts are constants; a match, as they cannot be computed from a parameter.
-        1 => _mm256_srli_epi16::<7>(v),
-        2 => _mm256_srli_epi16::<6>(v),
-        3 => _mm256_srli_epi16::<5>(v),
-        4 => _mm256_srli_epi16::<4>(v),
-        5 => _mm256_srli_epi16::<3>(v),
-        6 => _mm256_srli_epi16::<2>(v),
-        7 => _mm256_srli_epi16::<1>(v),
-        8 => v,
-        9 => _mm256_slli_epi16::<1>(v),
-        10 => _mm256_slli_epi16::<2>(v),
-        11 => _mm256_slli_epi16::<3>(v),
-        _ => _mm256_slli_epi16::<4>(v),
+pub(crate) fn placed(head: Head) -> Head {
+    const PLACED: [f32; 8] = [1.0, 0.25, 0.0625, 1.0, 1.0, 0.25, 0.0625, 1.0];
+    Head {
+        d: _mm256_mul_ps(head.d, load_f32(&PLACED, 0)),
+        ..head
+    }
+}
+
+/// Bit `g` of each byte, moved to bit `to`; both are constants where this is used.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn high_bit(v: __m256i, g: usize, to: usize) -> __m256i {
+    let v = if to < g {
+        _mm256_srl_epi16(v, _mm_cvtsi32_si128((g - to) as i32))
+    } else {
+        _mm256_sll_epi16(v, _mm_cvtsi32_si128((to - g) as i32))
     };
-    _mm256_and_si256(v, _mm256_set1_epi8(1 << TO))
+    _mm256_and_si256(v, _mm256_set1_epi8(1 << to))
 }
 
 /// Group `G` of a nibble plane of Q4_K and Q5_K that starts at `at`.
@@ -149,7 +166,11 @@ fn high_bit<const G: usize, const TO: usize>(v: __m256i) -> __m256i {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn nibble<const G: usize>(chunk: &[u8], at: usize) -> __m256i {
     let v = load32(chunk, at + 32 * (G / 2));
-    if G.is_multiple_of(2) { bits::<0>(v, 15) } else { bits::<4>(v, 15) }
+    if G.is_multiple_of(2) {
+        bits::<0>(v, 15)
+    } else {
+        bits::<4>(v, 15)
+    }
 }
 
 impl Format<84> for Q2K {
@@ -158,7 +179,7 @@ impl Format<84> for Q2K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn head(self, chunk: &[u8; 84], _: &[u8], _: usize) -> Head {
-        head_q2k(load16(chunk, 0), half(chunk, 80), half(chunk, 82))
+        placed(head_q2k(load16(chunk, 0), half(chunk, 80), half(chunk, 82)))
     }
 
     #[inline]
@@ -175,14 +196,13 @@ impl Format<84> for Q2K {
         for (g, c) in codes.iter_mut().enumerate().take(n / 32) {
             *c = partial_pairs(qs, n, g);
         }
-        head_q2k(load16(&padded(scales), 0), half(qs, n / 4), half(qs, n / 4 + 2))
+        // Only the partial superblock of 32 weights is shorter than a load of sixteen bytes.
+        let scales = match bytes.len() {
+            0..16 => _mm_cvtsi32_si128(i32::from(short(scales, 0)) & 0xffff),
+            _ => _mm_and_si128(load16(bytes, 0), first_bytes(n / 16)),
+        };
+        head_q2k(scales, half(qs, n / 4), half(qs, n / 4 + 2))
     }
-}
-
-/// Up to sixteen bytes, the missing ones zero.
-#[inline]
-fn padded(bytes: &[u8]) -> [u8; 16] {
-    std::array::from_fn(|i| bytes.get(i).copied().unwrap_or(0))
 }
 
 impl Format<110> for Q3K {
@@ -191,13 +211,16 @@ impl Format<110> for Q3K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn head(self, chunk: &[u8; 110], _: &[u8], _: usize) -> Head {
-        head_offset::<2>(scales_q3k(chunk), half(chunk, 108))
+        placed(head_offset::<2>(scales_q3k(chunk), half(chunk, 108)))
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes<const G: usize>(self, chunk: &[u8; 110]) -> __m256i {
-        _mm256_or_si256(pairs::<G>(chunk, 32), high_bit::<G, 2>(load32(chunk, 0)))
+        _mm256_or_si256(
+            pairs::<G>(chunk, 32),
+            high_bit(load32(chunk, 0), G, 2 + place(G)),
+        )
     }
 
     #[inline]
@@ -209,14 +232,19 @@ impl Format<110> for Q3K {
         for (g, c) in codes.iter_mut().enumerate().take(n / 32) {
             *c = _mm256_or_si256(partial_pairs(qs, n, g), bit_stream(word(high, 4 * g), 4));
         }
-        // Four 6-bit fields take three bytes; a stream of two fields ends in the second.
-        let field = |j: usize| {
-            let at = 6 * j / 8;
-            let v = u16::from_le_bytes([tail[at], tail[at + 1]]);
-            ((v >> (6 * j % 8)) & 63) as u8 as i8 - 32
-        };
-        let scales: [u8; 16] = std::array::from_fn(|j| if j < n / 16 { field(j) as u8 } else { 0 });
-        head_offset::<2>(load16(&scales, 0), half(tail, (n / 16 * 6).div_ceil(8)))
+        // Four 6-bit fields take three bytes; the two bytes behind the fields let a load of
+        // four end inside. Fields of missing sub-blocks become zero.
+        let mut four = [0i32; 4];
+        for (k, four) in four.iter_mut().enumerate().take(n.div_ceil(64)) {
+            let v = word(tail, 3 * k);
+            *four = (v & 0x3f | v << 2 & 0x3f00 | v << 4 & 0x3f_0000 | v << 6 & 0x3f00_0000) as i32;
+        }
+        let scales = _mm_sub_epi8(
+            _mm_setr_epi32(four[0], four[1], four[2], four[3]),
+            _mm_set1_epi8(32),
+        );
+        let scales = _mm_and_si128(scales, first_bytes(n / 16));
+        head_offset::<2>(scales, half(tail, (n / 16 * 6).div_ceil(8)))
     }
 }
 
@@ -259,7 +287,7 @@ impl Format<176> for Q5K {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes<const G: usize>(self, chunk: &[u8; 176]) -> __m256i {
-        _mm256_or_si256(nibble::<G>(chunk, 48), high_bit::<G, 4>(load32(chunk, 16)))
+        _mm256_or_si256(nibble::<G>(chunk, 48), high_bit(load32(chunk, 16), G, 4))
     }
 
     #[inline]
@@ -268,7 +296,10 @@ impl Format<176> for Q5K {
         let n = rest.weights;
         let (high, qs) = rest.bytes[4 + (n / 32 * 12).div_ceil(8)..].split_at(n / 8);
         for (g, c) in codes.iter_mut().enumerate().take(n / 32) {
-            *c = _mm256_or_si256(partial_nibbles(qs, n, 64, g), bit_stream(word(high, 4 * g), 16));
+            *c = _mm256_or_si256(
+                partial_nibbles(qs, n, 64, g),
+                bit_stream(word(high, 4 * g), 16),
+            );
         }
         head_k4_rest(rest.bytes, n)
     }
@@ -304,10 +335,11 @@ impl Format<210> for Q6K {
         let n = rest.weights;
         let (ql, tail) = rest.bytes.split_at(n / 2);
         let (qh, tail) = tail.split_at(n / 4);
+        let end = rest.bytes.len() - tail.len() + n / 16;
         for (g, c) in codes.iter_mut().enumerate().take(n / 32) {
             let high = _mm256_slli_epi16::<4>(partial_pairs(qh, n, g));
             *c = _mm256_or_si256(partial_nibbles(ql, n, 128, g), high);
         }
-        head_offset::<5>(load16(&padded(&tail[..n / 16]), 0), half(tail, n / 16))
+        head_offset::<5>(bytes_before(rest.bytes, end, n / 16), half(rest.bytes, end))
     }
 }

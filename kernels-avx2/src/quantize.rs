@@ -16,7 +16,13 @@ use std::arch::x86_64::*;
 /// See `Kernels::quantize`.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn quantize(x: &[f32], out: ColumnMut<'_>) {
-    let groups = out.q.as_chunks_mut::<32>().0.iter_mut().zip(out.d).zip(out.sums.as_chunks_mut::<2>().0);
+    let groups = out
+        .q
+        .as_chunks_mut::<32>()
+        .0
+        .iter_mut()
+        .zip(out.d)
+        .zip(out.sums.as_chunks_mut::<2>().0);
     let (whole, rest) = x.as_chunks::<32>();
     let mut last = [0.0; 32];
     last[..rest.len()].copy_from_slice(rest);
@@ -83,5 +89,8 @@ fn sums_of_16(codes: __m256i) -> [i16; 2] {
     let fours = _mm256_madd_epi16(twos, _mm256_set1_epi16(1));
     let eights = _mm256_add_epi32(fours, _mm256_shuffle_epi32::<0b01_00_11_10>(fours));
     let all = _mm256_add_epi32(eights, _mm256_shuffle_epi32::<0b00_00_00_01>(eights));
-    [_mm256_extract_epi32::<0>(all) as i16, _mm256_extract_epi32::<4>(all) as i16]
+    [
+        _mm256_extract_epi32::<0>(all) as i16,
+        _mm256_extract_epi32::<4>(all) as i16,
+    ]
 }

@@ -26,7 +26,15 @@ const HIGHEST: f32 = 88.376_26;
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn exp(x: __m256) -> __m256 {
-    const P: [f32; 7] = [1.0, 1.000_000_04, 0.5, 0.166_664_15, 0.041_666_353, 0.008_375_135, 0.001_394_111_9];
+    const P: [f32; 7] = [
+        1.0,
+        1.000_000_04,
+        0.5,
+        0.166_664_15,
+        0.041_666_353,
+        0.008_375_135,
+        0.001_394_111_9,
+    ];
     let set = |v| _mm256_set1_ps(v);
     let clamped = _mm256_min_ps(_mm256_max_ps(x, set(LOWEST)), set(HIGHEST));
     let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm256_mul_ps(
@@ -40,7 +48,10 @@ fn exp(x: __m256) -> __m256 {
     for c in P[..6].iter().rev() {
         p = _mm256_fmadd_ps(p, r, set(*c));
     }
-    let power = _mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)));
+    let power = _mm256_slli_epi32::<23>(_mm256_add_epi32(
+        _mm256_cvtps_epi32(n),
+        _mm256_set1_epi32(127),
+    ));
     let y = _mm256_mul_ps(p, _mm256_castsi256_ps(power));
     let y = _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, set(LOWEST)), y);
     let above = _mm256_cmp_ps::<_CMP_GT_OQ>(x, set(HIGHEST));
@@ -64,7 +75,10 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     }
     let last = load_f32(&padded(rest, 0.0), 0);
     squares[0] = _mm256_fmadd_ps(last, last, squares[0]);
-    let total = _mm256_add_ps(_mm256_add_ps(squares[0], squares[1]), _mm256_add_ps(squares[2], squares[3]));
+    let total = _mm256_add_ps(
+        _mm256_add_ps(squares[0], squares[1]),
+        _mm256_add_ps(squares[2], squares[3]),
+    );
     let scale = 1.0 / (sum(total) / x.len() as f32 + eps).sqrt();
     for ((o, x), w) in out.iter_mut().zip(x).zip(weight) {
         *o = x * scale * w;
@@ -134,7 +148,10 @@ pub(crate) fn scores(q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]) {
     for (out, keys) in fours.iter_mut().zip(keys.chunks_exact(4 * dim)) {
         *out = dots(q, std::array::from_fn(|k| &keys[k * dim..(k + 1) * dim])).map(|v| scale * v);
     }
-    for (out, key) in others.iter_mut().zip(keys[4 * dim * fours.len()..].chunks_exact(dim)) {
+    for (out, key) in others
+        .iter_mut()
+        .zip(keys[4 * dim * fours.len()..].chunks_exact(dim))
+    {
         *out = scale * dots(q, [key])[0];
     }
 }
@@ -228,7 +245,7 @@ fn eight_halves(x: __m256) -> [f16; 8] {
     let limit = _mm256_set1_ps(65504.0);
     let low = _mm256_sub_ps(_mm256_setzero_ps(), limit);
     let clamped = _mm256_min_ps(_mm256_max_ps(x, low), limit);
-    let halves = _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(clamped);
+    let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(clamped);
     let mut out = [f16::ZERO; 8];
     // SAFETY: eight f16 have room for the sixteen bytes of the store; it needs no alignment.
     unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), halves) };
@@ -246,7 +263,9 @@ mod tests {
         }
         let mut worst = 0.0f64;
         for i in 0..200_000 {
-            let x: [f32; 8] = std::array::from_fn(|j| LOWEST + (HIGHEST - LOWEST) * (8 * i + j) as f32 / 1_600_000.0);
+            let x: [f32; 8] = std::array::from_fn(|j| {
+                LOWEST + (HIGHEST - LOWEST) * (8 * i + j) as f32 / 1_600_000.0
+            });
             let mut y = [0.0; 8];
             // SAFETY: a kernel value exists, so the processor has the instructions.
             unsafe { store_f32(&mut y, 0, exp(load_f32(&x, 0))) };

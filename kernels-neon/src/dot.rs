@@ -45,7 +45,12 @@ const fn fits(n: i32, max: i32) -> bool {
 impl Dot for Base {
     #[inline(always)]
     fn sixteens<const MAX: i32>(w: &Codes, x: &[i8; 128]) -> [int32x4_t; 2] {
-        const { assert!(fits(8, MAX), "no format with a scale for each 16 weights has wider codes") };
+        const {
+            assert!(
+                fits(8, MAX),
+                "no format with a scale for each 16 weights has wider codes"
+            )
+        };
         let four = |j: usize| {
             let a = vpaddq_s16(sixteen(w, x, j), sixteen(w, x, j + 1));
             let b = vpaddq_s16(sixteen(w, x, j + 2), sixteen(w, x, j + 3));
@@ -68,7 +73,8 @@ impl Dot for Base {
             let sum = |g: usize| vpaddlq_s16(thirty_two(w, x, g));
             vpaddq_s32(vpaddq_s32(sum(0), sum(1)), vpaddq_s32(sum(2), sum(3)))
         } else {
-            let sum = |g: usize| vpadalq_s16(vpaddlq_s16(sixteen(w, x, 2 * g)), sixteen(w, x, 2 * g + 1));
+            let sum =
+                |g: usize| vpadalq_s16(vpaddlq_s16(sixteen(w, x, 2 * g)), sixteen(w, x, 2 * g + 1));
             vpaddq_s32(vpaddq_s32(sum(0), sum(1)), vpaddq_s32(sum(2), sum(3)))
         }
     }
@@ -85,7 +91,11 @@ fn sixteen(w: &Codes, x: &[i8; 128], j: usize) -> int16x8_t {
 #[inline(always)]
 fn thirty_two(w: &Codes, x: &[i8; 128], g: usize) -> int16x8_t {
     let b = load_s8(part(x, 32 * g + 16));
-    let sum = vmlal_s8(sixteen(w, x, 2 * g), vget_low_s8(w[2 * g + 1]), vget_low_s8(b));
+    let sum = vmlal_s8(
+        sixteen(w, x, 2 * g),
+        vget_low_s8(w[2 * g + 1]),
+        vget_low_s8(b),
+    );
     vmlal_high_s8(sum, w[2 * g + 1], b)
 }
 
@@ -112,7 +122,10 @@ mod tests {
             check::<128>(-127, x);
             check::<128>(-128, x);
             let mut sums = [0; 4];
-            store_s32(&mut sums, Base::sixteens::<32>(&[load_s8(&[-32; 16]); 8], &[x; 128])[1]);
+            store_s32(
+                &mut sums,
+                Base::sixteens::<32>(&[load_s8(&[-32; 16]); 8], &[x; 128])[1],
+            );
             assert_eq!(sums, [16 * -32 * i32::from(x); 4]);
         }
     }
@@ -128,10 +141,17 @@ mod tests {
         for (got, v) in got.iter_mut().zip(Base::sixteens::<15>(&codes, &x)) {
             store_s32(got, v);
         }
-        let want: Vec<i32> = (0..8).map(|j| (16 * j..16 * j + 16).map(product).sum()).collect();
+        let want: Vec<i32> = (0..8)
+            .map(|j| (16 * j..16 * j + 16).map(product).sum())
+            .collect();
         assert_eq!(got.as_flattened(), want);
         let want: Vec<i32> = want.chunks(2).map(|p| p[0] + p[1]).collect();
-        for v in [Base::groups::<15>(&codes, &x), Base::groups::<31>(&codes, &x), Base::groups::<63>(&codes, &x), Base::groups::<128>(&codes, &x)] {
+        for v in [
+            Base::groups::<15>(&codes, &x),
+            Base::groups::<31>(&codes, &x),
+            Base::groups::<63>(&codes, &x),
+            Base::groups::<128>(&codes, &x),
+        ] {
             store_s32(&mut got[0], v);
             assert_eq!(got[0], want[..]);
         }

@@ -1,39 +1,41 @@
 //! NEON kernels of myq, for every 64-bit Arm core.
 //!
-//! A [`Neon`] is the proof that the processor has the instructions. On other architectures
-//! the crate compiles, and [`Neon::new`] gives none.
+//! A [`Neon`] is the proof that the processor has the instructions. Reading order: `format`
+//! (what a format must say), `dot` (128 codes times 128 activations, what instruction set
+//! extensions replace), `rows` (the one product of rows and columns that all formats
+//! share), then the formats; `simd` has the instructions as safe functions.
 //!
-//! Reading order: `dot` (128 codes times 128 activations, what extensions replace),
-//! `driver` (rows times columns), one file for each family of formats, `vector` and
-//! `attention`; `simd` has the instructions as safe functions.
+//! On other architectures the type exists, has no values, and `new` returns `None`.
 
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-mod attention;
-#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-mod blocks32;
+mod dense;
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 mod dot;
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-mod driver;
+mod flat;
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-mod floats;
+mod float;
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-mod linear;
+mod format;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod kernels;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod kquants;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod quantize;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod rows;
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 mod simd;
-#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-mod superblocks;
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 mod ternary;
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 mod vector;
 
-#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-mod neon;
-#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
-pub use neon::Neon;
-
 #[cfg(not(all(target_arch = "aarch64", target_endian = "little")))]
 mod absent;
+
 #[cfg(not(all(target_arch = "aarch64", target_endian = "little")))]
 pub use absent::Neon;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+pub use kernels::Neon;

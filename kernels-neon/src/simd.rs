@@ -2,15 +2,20 @@
 //!
 //! The instructions keep the names of their intrinsics. `core::arch` asks for `unsafe` (or
 //! a `target_feature` on every caller) although no build for this target is without NEON;
-//! the wrappers state that once, so that the kernels themselves are safe code.
+//! the wrappers state that once, so that the kernels themselves are safe code. They are
+//! `inline(always)`, which `target_feature` does not allow: left to its heuristics the
+//! compiler keeps calls in the inner loops.
 
 use core::arch::aarch64 as arch;
 pub(crate) use core::arch::aarch64::{
-    float16x4_t, float32x4_t, int8x8_t, int8x16_t, int16x4_t, int16x8_t, int32x4_t, uint8x8_t, uint8x16_t, uint16x4_t,
-    uint16x8_t, uint32x4_t,
+    float16x4_t, float32x4_t, int8x8_t, int8x16_t, int16x4_t, int16x8_t, int32x4_t, uint8x8_t,
+    uint8x16_t, uint16x4_t, uint16x8_t, uint32x4_t,
 };
 
-const _: () = assert!(cfg!(target_feature = "neon"), "this crate needs a target with NEON");
+const _: () = assert!(
+    cfg!(target_feature = "neon"),
+    "this crate needs a target with NEON"
+);
 
 macro_rules! instructions {
     ($($name:ident($($a:ident: $t:ty),*) -> $r:ty;)*) => {$(
@@ -167,7 +172,9 @@ instructions! {
 /// arrays have a fixed length, so that the check is gone after inlining.
 #[inline(always)]
 pub(crate) fn part<const N: usize, T>(from: &[T], at: usize) -> &[T; N] {
-    from[at..].first_chunk().expect("kernel reads within its block")
+    from[at..]
+        .first_chunk()
+        .expect("kernel reads within its block")
 }
 
 /// Bytes 16·`i` … of `from`.
@@ -200,7 +207,10 @@ pub(crate) fn widen_half(bits: &[u16; 4]) -> float32x4_t {
 #[inline(always)]
 pub(crate) fn widen_u8(v: uint8x16_t) -> [[int32x4_t; 2]; 2] {
     let widen = |v| [vmovl_s16(vget_low_s16(v)), vmovl_high_s16(v)];
-    [widen(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(v)))), widen(vreinterpretq_s16_u16(vmovl_high_u8(v)))]
+    [
+        widen(vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(v)))),
+        widen(vreinterpretq_s16_u16(vmovl_high_u8(v))),
+    ]
 }
 
 /// Sixteen signed bytes as four vectors.

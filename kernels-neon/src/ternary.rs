@@ -21,7 +21,7 @@
 use myq_blocks::DType;
 
 use crate::dot::{Codes, Dot};
-use crate::driver::{Acts, Format, Total, stored};
+use crate::format::{Acts, Format, Total, stored};
 use crate::simd::*;
 
 /// A total in the reference's order of additions.
@@ -36,7 +36,10 @@ pub(crate) struct Ordered {
 impl Total for Ordered {
     #[inline(always)]
     fn zero() -> Ordered {
-        Ordered { scaled: 0.0, sum: 0.0 }
+        Ordered {
+            scaled: 0.0,
+            sum: 0.0,
+        }
     }
 
     #[inline(always)]
@@ -103,7 +106,8 @@ impl Format for Tq2_0 {
 
     #[inline(always)]
     fn add<D: Dot>(d: &f32, u: usize, w: &Codes, x: Acts<'_>, sum: Ordered) -> Ordered {
-        let with = |j: usize, bit| masked(x.q, j, vtstq_u8(vreinterpretq_u8_s8(w[j]), vdupq_n_u8(bit)));
+        let with =
+            |j: usize, bit| masked(x.q, j, vtstq_u8(vreinterpretq_u8_s8(w[j]), vdupq_n_u8(bit)));
         let group = |g: usize| {
             let twos = vpadalq_s8(vpaddlq_s8(with(2 * g, 2)), with(2 * g + 1, 2));
             let t = vpadalq_s8(vaddq_s16(twos, twos), with(2 * g, 1));
@@ -134,7 +138,16 @@ impl Format for Tq1_0 {
         let (q0, q1) = (bytes(b, 0), bytes(b, 16));
         let times = |v, power: u8| vmulq_u8(v, vdupq_n_u8(power));
         let codes = if u == 0 {
-            [q0, q1, times(q0, 3), times(q1, 3), times(q0, 9), times(q1, 9), times(q0, 27), times(q1, 27)]
+            [
+                q0,
+                q1,
+                times(q0, 3),
+                times(q1, 3),
+                times(q0, 9),
+                times(q1, 9),
+                times(q0, 27),
+                times(q1, 27),
+            ]
         } else {
             let q2 = bytes(b, 32);
             let last = vreinterpretq_u8_u32(vdupq_n_u32(u32::from_le_bytes(*part(b, 48))));
@@ -154,7 +167,13 @@ impl Format for Tq1_0 {
 
     #[inline(always)]
     fn add<D: Dot>(d: &f32, u: usize, w: &Codes, x: Acts<'_>, sum: Ordered) -> Ordered {
-        let from = |j: usize, least| masked(x.q, j, vcgeq_u8(vreinterpretq_u8_s8(w[j]), vdupq_n_u8(least)));
+        let from = |j: usize, least| {
+            masked(
+                x.q,
+                j,
+                vcgeq_u8(vreinterpretq_u8_s8(w[j]), vdupq_n_u8(least)),
+            )
+        };
         let group = |g: usize| {
             let t = vpadalq_s8(vpaddlq_s8(from(2 * g, 86)), from(2 * g, 171));
             vpadalq_s8(vpadalq_s8(t, from(2 * g + 1, 86)), from(2 * g + 1, 171))

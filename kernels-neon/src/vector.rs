@@ -1,66 +1,43 @@
-//! Quantising activations, norms and pointwise functions.
+//! Norm, activation, softmax and attention on fp32 with keys and values in fp16.
 //!
-//! The pseudo-code is that of `myq_blocks::scalar`. Deviations:
+//! The pseudo-code is that of `myq_blocks::scalar`, with
 //!
-//! 1. Four lanes; what ends a vector is padded to a whole one, or left to the reference
-//!    where results must equal it to the bit.
-//! 2. The exponential is a polynomial, see [`exp`]; below exp(−87.3), where fp32 leaves the
-//!    normal numbers, softmax gives zero.
+//! ```text
+//! exp(x) = 2^n · p(r), n = round(x / ln 2), r = x − n·ln 2 in two parts, p of degree 7
+//! ```
+//!
+//! Deviations:
+//!
+//! 1. Four lanes; what ends a vector is padded to a whole one or done by itself.
+//! 2. Below exp(−87.3), where fp32 leaves the normal numbers, softmax gives zero.
+//! 3. `scores` sums a key in sixteen lanes.
+//! 4. `mix` keeps 32 outputs (64 bytes of each value, a cache line) in registers over all
+//!    positions, then four, then one.
 
-use myq_blocks::{ColumnMut, scalar};
+use myq_blocks::f16;
 
-use crate::floats::{add, total};
+use crate::float::{add, total};
 use crate::simd::*;
-
-/// See `Kernels::quantize`. Every operation is that of the reference: the same division,
-/// products rounded to the nearest code with ties to even, maxima that ignore NaN.
-pub(crate) fn quantize(x: &[f32], out: ColumnMut<'_>) {
-    let (groups, rest) = x.as_chunks::<32>();
-    let n = groups.len();
-    let (q, q_rest) = out.q.split_at_mut(32 * n);
-    let (d, d_rest) = out.d.split_at_mut(n);
-    let (sums, sums_rest) = out.sums.split_at_mut(2 * n);
-    for (g, x) in groups.iter().enumerate() {
-        let v: [float32x4_t; 8] = std::array::from_fn(|i| load_f32(part(x, 4 * i)));
-        let size = v.map(|v| vabsq_f32(v));
-        let max = size.into_iter().fold(vdupq_n_f32(0.0), vmaxnmq_f32);
-        let scale = vmaxnmvq_f32(max) / 127.0;
-        let inverse = if scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
-        d[g] = if inverse == 0.0 { 0.0 } else { scale };
-        for h in 0..2 {
-            let codes = sixteen_codes([v[4 * h], v[4 * h + 1], v[4 * h + 2], v[4 * h + 3]], inverse);
-            sums[2 * g + h] = vaddlvq_s8(codes);
-            let at = 32 * g + 16 * h;
-            if let Some(q) = q[at..].first_chunk_mut() {
-                store_s8(q, codes);
-            }
-        }
-    }
-    scalar::quantize(rest, ColumnMut { q: q_rest, d: d_rest, sums: sums_rest });
-}
-
-/// Codes of sixteen values. No product passes ±127.5 by more than roundings: the largest
-/// value becomes ±127 and a NaN zero.
-#[inline(always)]
-fn sixteen_codes(v: [float32x4_t; 4], inverse: f32) -> int8x16_t {
-    let [a, b, c, d] = v.map(|v| vcvtnq_s32_f32(vmulq_n_f32(v, inverse)));
-    let lo = vqmovn_high_s32(vqmovn_s32(a), b);
-    let hi = vqmovn_high_s32(vqmovn_s32(c), d);
-    vqmovn_high_s16(vqmovn_s16(lo), hi)
-}
 
 /// See `Kernels::rms_norm`.
 pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let (sixteens, rest) = x.as_chunks::<16>();
     let mut sums = [vdupq_n_f32(0.0); 4];
     for x in sixteens {
-        add(&mut sums, &std::array::from_fn(|k| load_f32(part(x, 4 * k))), x);
+        add(
+            &mut sums,
+            &std::array::from_fn(|k| load_f32(part(x, 4 * k))),
+            x,
+        );
     }
     let squares = total(sums) + rest.iter().map(|x| x * x).sum::<f32>();
     let scale = 1.0 / (squares / x.len() as f32 + eps).sqrt();
     let n = x.len() / 4 * 4;
-    for (out, (x, w)) in
-        out.as_chunks_mut::<4>().0.iter_mut().zip(x.as_chunks::<4>().0.iter().zip(weight.as_chunks::<4>().0))
+    for (out, (x, w)) in out
+        .as_chunks_mut::<4>()
+        .0
+        .iter_mut()
+        .zip(x.as_chunks::<4>().0.iter().zip(weight.as_chunks::<4>().0))
     {
         store_f32(out, vmulq_f32(vmulq_n_f32(load_f32(x), scale), load_f32(w)));
     }
@@ -79,7 +56,15 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
 fn exp(x: float32x4_t) -> float32x4_t {
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    const TERMS: [f32; 7] = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
+    const TERMS: [f32; 7] = [
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        0.5,
+        1.0,
+        1.0,
+    ];
     let x = vminq_f32(vmaxq_f32(x, vdupq_n_f32(LOWEST)), vdupq_n_f32(HIGHEST));
     let n = vrndnq_f32(vmulq_n_f32(x, std::f32::consts::LOG2_E));
     let r = vfmsq_f32(x, n, vdupq_n_f32(LN2_HIGH));
@@ -137,7 +122,9 @@ pub(crate) fn softmax(x: &mut [f32]) {
     let (fours, rest) = x.as_chunks_mut::<4>();
     let mut last = [f32::NEG_INFINITY; 4];
     last[..rest.len()].copy_from_slice(rest);
-    let max = fours.iter().fold(load_f32(&last), |m, v| vmaxnmq_f32(m, load_f32(v)));
+    let max = fours
+        .iter()
+        .fold(load_f32(&last), |m, v| vmaxnmq_f32(m, load_f32(v)));
     let max = vdupq_n_f32(vmaxnmvq_f32(max));
     let mut sum = vdupq_n_f32(0.0);
     for v in fours.iter_mut().chain([&mut last]) {
@@ -151,4 +138,131 @@ pub(crate) fn softmax(x: &mut [f32]) {
         store_f32(v, scaled);
     }
     rest.copy_from_slice(&last[..rest.len()]);
+}
+
+/// Four fp16 numbers.
+#[inline(always)]
+fn widen(v: &[f16], at: usize) -> float32x4_t {
+    let v: &[f16; 4] = part(v, at);
+    widen_half(&v.map(f16::to_bits))
+}
+
+/// A number by itself, with the same instruction.
+#[inline(always)]
+fn widen_one(v: f16) -> f32 {
+    half(&v.to_le_bytes(), 0)
+}
+
+/// See `Kernels::scores`.
+pub(crate) fn scores(q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]) {
+    let (q_sixteens, q_rest) = q.as_chunks::<16>();
+    for (out, key) in out.iter_mut().zip(keys.chunks_exact(q.len())) {
+        let (sixteens, rest) = key.as_chunks::<16>();
+        let mut sums = [vdupq_n_f32(0.0); 4];
+        for (q, k) in q_sixteens.iter().zip(sixteens) {
+            add(
+                &mut sums,
+                &[widen(k, 0), widen(k, 4), widen(k, 8), widen(k, 12)],
+                q,
+            );
+        }
+        let last: f32 = q_rest
+            .iter()
+            .zip(rest)
+            .map(|(q, k)| q * widen_one(*k))
+            .sum();
+        *out = scale * (total(sums) + last);
+    }
+}
+
+/// See `Kernels::mix`.
+pub(crate) fn mix(p: &[f32], values: &[f16], out: &mut [f32]) {
+    let dim = out.len();
+    let (lines, rest) = out.as_chunks_mut::<32>();
+    let mut at = 0;
+    for out in lines {
+        let sums = mix_vectors::<8>(p, values, dim, at);
+        for (i, v) in sums.into_iter().enumerate() {
+            if let Some(out) = out[4 * i..].first_chunk_mut() {
+                store_f32(out, v);
+            }
+        }
+        at += 32;
+    }
+    let (fours, rest) = rest.as_chunks_mut::<4>();
+    for out in fours {
+        let [v] = mix_vectors::<1>(p, values, dim, at);
+        store_f32(out, v);
+        at += 4;
+    }
+    for out in rest {
+        *out = p
+            .iter()
+            .zip(values.chunks_exact(dim))
+            .map(|(p, v)| p * widen_one(v[at]))
+            .sum();
+        at += 1;
+    }
+}
+
+/// Outputs `at .. at + 4·N`.
+#[inline(always)]
+fn mix_vectors<const N: usize>(
+    p: &[f32],
+    values: &[f16],
+    dim: usize,
+    at: usize,
+) -> [float32x4_t; N] {
+    let mut sums = [vdupq_n_f32(0.0); N];
+    for (p, value) in p.iter().zip(values.chunks_exact(dim)) {
+        let value = &value[at..at + 4 * N];
+        for (i, sum) in sums.iter_mut().enumerate() {
+            *sum = vfmaq_n_f32(*sum, widen(value, 4 * i), *p);
+        }
+    }
+    sums
+}
+
+/// See `Kernels::to_f16`; NaN stays NaN, as in the reference.
+pub(crate) fn to_f16(x: &[f32], out: &mut [f16]) {
+    let four = |x: &[f32; 4]| {
+        const LARGEST: f32 = 65504.0;
+        let v = vminq_f32(
+            vmaxq_f32(load_f32(x), vdupq_n_f32(-LARGEST)),
+            vdupq_n_f32(LARGEST),
+        );
+        let mut bits = [0; 4];
+        store_u16x4(&mut bits, vreinterpret_u16_f16(vcvt_f16_f32(v)));
+        bits.map(f16::from_bits)
+    };
+    let (fours, rest) = x.as_chunks::<4>();
+    let (out_fours, out_rest) = out.as_chunks_mut::<4>();
+    for (x, out) in fours.iter().zip(out_fours) {
+        *out = four(x);
+    }
+    let mut last = [0.0; 4];
+    last[..rest.len()].copy_from_slice(rest);
+    out_rest
+        .iter_mut()
+        .zip(four(&last))
+        .for_each(|(out, v)| *out = v);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exponentials_are_within_two_units() {
+        let steps = 200_000;
+        for i in 0..=steps {
+            let x = LOWEST + (HIGHEST - LOWEST) * i as f32 / steps as f32;
+            let mut got = [0.0; 4];
+            store_f32(&mut got, exp(vdupq_n_f32(x)));
+            let want = f64::from(x).exp();
+            let unit = f64::from((want as f32).next_up() - want as f32);
+            let off = (f64::from(got[0]) - want).abs() / unit;
+            assert!(off <= 2.0, "exp({x}) = {:e}, off by {off} units", got[0]);
+        }
+    }
 }

@@ -1,1 +1,59 @@
-//! placeholder
+//! What several workspace-level tests need: the fixtures, and models made from them.
+
+use std::path::{Path, PathBuf};
+
+use myq_blocks::encode::Method;
+use myq_tools::{import, model::Model, quantize, recipe::Recipe};
+
+/// A file or folder under `tests/data`.
+pub fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(name)
+}
+
+/// Imports the fixture `name` (`target` or `draft`) into `dir`.
+pub fn imported(name: &str, dir: &Path) -> PathBuf {
+    let path = dir.join(format!("{name}.myq"));
+    import::import(&Model::open(&data(name)).expect("the fixture opens"), &path).expect("it imports");
+    path
+}
+
+/// Quantises the fixture `name` to `bits` into `dir`.
+pub fn quantised(name: &str, bits: u8, method: Method, dir: &Path) -> PathBuf {
+    let path = dir.join(format!("{name}-{bits}.myq"));
+    let model = Model::open(&data(name)).expect("the fixture opens");
+    let recipe = Recipe::uniform(bits, method).expect("a width class");
+    let plan = recipe.plan(&model, true).expect("a plan");
+    quantize::quantize(&model, &recipe, &plan, &path).expect("it quantises");
+    path
+}
+
+/// The program `name` of this workspace, built beside the running test.
+///
+/// # Panics
+/// If it is not built: `cargo test --workspace` builds it, `cargo test -p myq-tests` alone
+/// does not.
+pub fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("a running test has a path");
+    let folder = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");
+    let path = folder.join(name);
+    assert!(path.exists(), "{} is not built; run `cargo test --workspace`", path.display());
+    path
+}
+
+/// A random number generator that needs no crate: xorshift64.
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next number.
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// A number below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+}

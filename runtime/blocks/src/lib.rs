@@ -1,7 +1,8 @@
 //! Block formats, scalar reference and kernel contract of myq.
 //!
 //! No I/O, no threads, no mmap. A tensor is rows of weights in one [`DType`]; a kernel
-//! crate implements [`Kernels`] over those rows and runs [`conformance`] in its tests.
+//! crate implements [`Kernels`] over those rows and runs the module `conformance` (a feature)
+//! in its tests.
 
 pub mod acts;
 #[cfg(feature = "conformance")]

@@ -247,7 +247,7 @@ fn default_importance(x: &[f32], block: usize) -> Vec<f32> {
     x.chunks(block)
         .flat_map(|c| {
             let square = mean(c);
-            c.iter().map(move |v| v * v + square)
+            c.iter().map(move |v| v * v + 8.0 * square)
         })
         .collect()
 }

@@ -381,7 +381,7 @@ def main():
     c.add_argument('--tokens', required=True)
     c.add_argument('--ours', nargs='+', default=[], help='raw little-endian float32 rows')
     c.add_argument('--llama', help='GGUF to run in llama.cpp on the same tokens')
-    c.add_argument('--threads', type=int, default=2, help='threads of llama.cpp')
+    c.add_argument('--threads', type=int, default=1, help='threads of llama.cpp (several wait for each other on a busy machine)')
     c.add_argument('--json', help='write the table here too')
     c = commands.add_parser('golden', help='golden logits of a small test model')
     c.add_argument('model')

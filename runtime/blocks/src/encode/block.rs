@@ -8,6 +8,13 @@ use half::f16;
 /// Largest finite fp16 number.
 pub(super) const F16_MAX: f32 = 65504.0;
 
+/// How much of the mean square is added to each weight's own, where no importance is given.
+///
+/// Measured on a model of 135M parameters in 3-bit superblocks: with 1 the search wins little
+/// more than a third of what it wins over rounding (in KL divergence) with weights all alike;
+/// with 8 it wins as much as with those, and the weighting still favours outliers.
+const PRIOR: f32 = 8.0;
+
 /// Up to 256 weights divided by a power of two, so that squares neither overflow nor vanish.
 pub(super) struct Block {
     x: [f32; SUPER],
@@ -50,7 +57,7 @@ impl Block {
         let Some(given) = importance else {
             let square = self.x[..n].iter().map(|v| v * v).sum::<f32>() / n as f32;
             for (w, v) in self.w[..n].iter_mut().zip(&self.x) {
-                *w = v * v + square;
+                *w = v * v + PRIOR * square;
             }
             return 0;
         };

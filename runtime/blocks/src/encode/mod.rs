@@ -7,10 +7,10 @@
 //!
 //! **Weights of the error.** From calibration: the second moment of the input that meets each
 //! column, one per column. Without calibration the weight's own second moment stands in:
-//! `wᵢ = xᵢ² + σ²`, σ² the mean square of its block. Large weights carry more of an output;
-//! the σ² keeps small ones from being free. A weight that is zero, negative or not a number is
-//! raised to a thousandth of the block's mean; where a block has no usable weight, all count
-//! alike. [`RowReport::floored`] counts both.
+//! `wᵢ = xᵢ² + 8·σ²`, σ² the mean square of its block. Large weights carry more of an output;
+//! the share of the mean keeps the many small ones from being given up for them. A given
+//! weight that is zero, negative or not finite is raised to a thousandth of the block's mean;
+//! where a block has no usable one, all count alike. [`RowReport::floored`] counts both.
 //!
 //! **Range.** Every fp16 scale is stored finite: one that would overflow is clamped to 65504,
 //! which clips the weights out of reach ([`RowReport::clipped`]). Elsewhere an outlier is

@@ -17,7 +17,7 @@
 use myq_blocks::Linear;
 
 use crate::dot::{Codes, Dot};
-use crate::driver::{Acts, Format};
+use crate::format::{Acts, Format};
 use crate::simd::*;
 
 /// A linear format and where the parts of a row of some length start.
@@ -109,11 +109,17 @@ impl<const BITS: usize> Dense<BITS> {
         let start = (2 * BITS * j).min(16 * BITS - 16);
         let q = bytes(b, start);
         let lanes = |skip: usize| {
-            let at = vaddq_u8(load_u8(&Self::EIGHT.0), vdupq_n_u8((2 * BITS * j - start + skip) as u8));
+            let at = vaddq_u8(
+                load_u8(&Self::EIGHT.0),
+                vdupq_n_u8((2 * BITS * j - start + skip) as u8),
+            );
             let windows = vreinterpretq_u16_u8(vqtbl1q_u8(q, at));
             vreinterpretq_u8_u16(vshlq_u16(windows, load_s16(&Self::EIGHT.1)))
         };
-        vandq_u8(vuzp1q_u8(lanes(0), lanes(BITS)), vdupq_n_u8((1 << BITS) - 1))
+        vandq_u8(
+            vuzp1q_u8(lanes(0), lanes(BITS)),
+            vdupq_n_u8((1 << BITS) - 1),
+        )
     }
 }
 
@@ -127,7 +133,11 @@ impl<const BITS: usize> Format for Dense<BITS> {
     #[inline(always)]
     fn step<'a>(&self, row: &'a [u8], _: usize, i: usize) -> Step<'a> {
         let (scale, zero) = self.scales(row, i);
-        Step { codes: &row[16 * BITS * i..][..16 * BITS], scale, zero }
+        Step {
+            codes: &row[16 * BITS * i..][..16 * BITS],
+            scale,
+            zero,
+        }
     }
 
     fn tail(&self, row: &[u8], cols: usize, i: usize) -> Tail {
@@ -140,7 +150,11 @@ impl<const BITS: usize> Format for Dense<BITS> {
 
     #[inline(always)]
     fn view(tail: &Tail) -> Step<'_> {
-        Step { codes: &tail.codes, scale: tail.scale, zero: tail.zero }
+        Step {
+            codes: &tail.codes,
+            scale: tail.scale,
+            zero: tail.zero,
+        }
     }
 
     #[inline(always)]
@@ -152,11 +166,26 @@ impl<const BITS: usize> Format for Dense<BITS> {
     fn codes(step: Step<'_>, _: usize) -> Codes {
         let b = &step.codes[..16 * BITS];
         let code = |j| vreinterpretq_s8_u8(Self::sixteen(b, j));
-        [code(0), code(1), code(2), code(3), code(4), code(5), code(6), code(7)]
+        [
+            code(0),
+            code(1),
+            code(2),
+            code(3),
+            code(4),
+            code(5),
+            code(6),
+            code(7),
+        ]
     }
 
     #[inline(always)]
-    fn add<D: Dot>(head: &Self::Head, _: usize, w: &Codes, x: Acts<'_>, sum: float32x4_t) -> float32x4_t {
+    fn add<D: Dot>(
+        head: &Self::Head,
+        _: usize,
+        w: &Codes,
+        x: Acts<'_>,
+        sum: float32x4_t,
+    ) -> float32x4_t {
         let dots = match BITS {
             2 | 3 => D::groups::<7>(w, x.q),
             5 => D::groups::<31>(w, x.q),

@@ -17,7 +17,7 @@
 use myq_blocks::DType;
 
 use crate::dot::{Codes, Dot};
-use crate::driver::{Acts, Format, stored};
+use crate::format::{Acts, Format, stored};
 use crate::simd::*;
 
 /// Scales of 16 weights, or of 32 in the first vector of each unit.
@@ -31,7 +31,11 @@ pub(crate) fn scaled(sum: float32x4_t, dots: int32x4_t, x: Acts<'_>, d: f32) -> 
 
 /// Dot products of each 16, times their scales, summed to groups of 32.
 #[inline(always)]
-fn scaled_sixteens<D: Dot, const MAX: i32>(w: &Codes, x: Acts<'_>, scale: &[int32x4_t; 2]) -> int32x4_t {
+fn scaled_sixteens<D: Dot, const MAX: i32>(
+    w: &Codes,
+    x: Acts<'_>,
+    scale: &[int32x4_t; 2],
+) -> int32x4_t {
     let [a, b] = D::sixteens::<MAX>(w, x.q);
     vpaddq_s32(vmulq_s32(a, scale[0]), vmulq_s32(b, scale[1]))
 }
@@ -59,7 +63,16 @@ fn nibbles(b: &[u8], at: usize, u: usize) -> [uint8x16_t; 8] {
     let m = vdupq_n_u8(15);
     let q = |i: usize| bytes(b, at + 64 * u + 16 * i);
     let (low, high) = (|v| vandq_u8(v, m), |v| vshrq_n_u8::<4>(v));
-    [low(q(0)), low(q(1)), high(q(0)), high(q(1)), low(q(2)), low(q(3)), high(q(2)), high(q(3))]
+    [
+        low(q(0)),
+        low(q(1)),
+        high(q(0)),
+        high(q(1)),
+        low(q(2)),
+        low(q(3)),
+        high(q(2)),
+        high(q(3)),
+    ]
 }
 
 /// Masks of the high bits of unit `u`: weight w is bit w/32 of byte w%32.
@@ -101,7 +114,12 @@ impl Format for Q2K {
         let s = bytes(b, 0);
         let m = vshrq_n_u8::<4>(s);
         let min = [vmovl_u8(vget_low_u8(m)), vmovl_high_u8(m)].map(vreinterpretq_s16_u16);
-        Q2KHead { d: half(b, 80), dmin: half(b, 82), scale: widen_u8(vandq_u8(s, vdupq_n_u8(15))), min }
+        Q2KHead {
+            d: half(b, 80),
+            dmin: half(b, 82),
+            scale: widen_u8(vandq_u8(s, vdupq_n_u8(15))),
+            min,
+        }
     }
 
     #[inline(always)]
@@ -145,7 +163,10 @@ impl Format for Q3K {
         let high = vreinterpretq_u8_u32(vdupq_n_u32(u32::from_le_bytes(*part(b, 104))));
         let high = vandq_u8(vshlq_u8(high, load_s8(&SHIFT)), vdupq_n_u8(3));
         let s = vsubq_u8(vorrq_u8(low, vshlq_n_u8::<4>(high)), vdupq_n_u8(32));
-        SignedHead { d: half(b, 108), scale: widen_s8(vreinterpretq_s8_u8(s)) }
+        SignedHead {
+            d: half(b, 108),
+            scale: widen_s8(vreinterpretq_s8_u8(s)),
+        }
     }
 
     #[inline(always)]
@@ -153,11 +174,26 @@ impl Format for Q3K {
         // A set high bit adds 4 and the offset takes 4 off: only a clear one changes anything.
         let (low, mask, four) = (pairs(b, 32, u), high_bits(b, 0, u), vdupq_n_u8(4));
         let code = |i: usize| vreinterpretq_s8_u8(vsubq_u8(low[i], vbicq_u8(four, mask[i])));
-        [code(0), code(1), code(2), code(3), code(4), code(5), code(6), code(7)]
+        [
+            code(0),
+            code(1),
+            code(2),
+            code(3),
+            code(4),
+            code(5),
+            code(6),
+            code(7),
+        ]
     }
 
     #[inline(always)]
-    fn add<D: Dot>(h: &SignedHead, u: usize, w: &Codes, x: Acts<'_>, sum: float32x4_t) -> float32x4_t {
+    fn add<D: Dot>(
+        h: &SignedHead,
+        u: usize,
+        w: &Codes,
+        x: Acts<'_>,
+        sum: float32x4_t,
+    ) -> float32x4_t {
         scaled(sum, scaled_sixteens::<D, 4>(w, x, &h.scale[u]), x, h.d)
     }
 }
@@ -183,7 +219,12 @@ impl PairHead {
         let scale = u64::from(s & SIX) | u64::from(c & FOUR | s >> 2 & TOP) << 32;
         let min = u64::from(m & SIX) | u64::from(c >> 4 & FOUR | m >> 2 & TOP) << 32;
         let [scale, min] = widen_u8(vcombine_u8(vcreate_u8(scale), vcreate_u8(min)));
-        PairHead { d: half(b, 0), dmin: half(b, 2), scale, min }
+        PairHead {
+            d: half(b, 0),
+            dmin: half(b, 2),
+            scale,
+            min,
+        }
     }
 
     #[inline(always)]
@@ -213,7 +254,13 @@ impl Format for Q4K {
     }
 
     #[inline(always)]
-    fn add<D: Dot>(h: &PairHead, u: usize, w: &Codes, x: Acts<'_>, sum: float32x4_t) -> float32x4_t {
+    fn add<D: Dot>(
+        h: &PairHead,
+        u: usize,
+        w: &Codes,
+        x: Acts<'_>,
+        sum: float32x4_t,
+    ) -> float32x4_t {
         h.add(u, D::groups::<15>(w, x.q), x, sum)
     }
 }
@@ -236,11 +283,26 @@ impl Format for Q5K {
     fn codes(b: Self::Step<'_>, u: usize) -> Codes {
         let (low, mask, bit) = (nibbles(b, 48, u), high_bits(b, 16, u), vdupq_n_u8(16));
         let code = |i: usize| vreinterpretq_s8_u8(vorrq_u8(low[i], vandq_u8(mask[i], bit)));
-        [code(0), code(1), code(2), code(3), code(4), code(5), code(6), code(7)]
+        [
+            code(0),
+            code(1),
+            code(2),
+            code(3),
+            code(4),
+            code(5),
+            code(6),
+            code(7),
+        ]
     }
 
     #[inline(always)]
-    fn add<D: Dot>(h: &PairHead, u: usize, w: &Codes, x: Acts<'_>, sum: float32x4_t) -> float32x4_t {
+    fn add<D: Dot>(
+        h: &PairHead,
+        u: usize,
+        w: &Codes,
+        x: Acts<'_>,
+        sum: float32x4_t,
+    ) -> float32x4_t {
         h.add(u, D::groups::<31>(w, x.q), x, sum)
     }
 }
@@ -256,7 +318,10 @@ impl Format for Q6K {
 
     #[inline(always)]
     fn head(b: Self::Step<'_>) -> SignedHead {
-        SignedHead { d: half(b, 208), scale: widen_s8(vreinterpretq_s8_u8(bytes(b, 192))) }
+        SignedHead {
+            d: half(b, 208),
+            scale: widen_s8(vreinterpretq_s8_u8(bytes(b, 192))),
+        }
     }
 
     #[inline(always)]
@@ -280,7 +345,13 @@ impl Format for Q6K {
     }
 
     #[inline(always)]
-    fn add<D: Dot>(h: &SignedHead, u: usize, w: &Codes, x: Acts<'_>, sum: float32x4_t) -> float32x4_t {
+    fn add<D: Dot>(
+        h: &SignedHead,
+        u: usize,
+        w: &Codes,
+        x: Acts<'_>,
+        sum: float32x4_t,
+    ) -> float32x4_t {
         scaled(sum, scaled_sixteens::<D, 32>(w, x, &h.scale[u]), x, h.d)
     }
 }

@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 
 use myq_blocks::Column;
 
-use crate::driver::Tile;
+use crate::rows::Tile;
 use crate::simd::*;
 
 /// A stored float type.
@@ -42,8 +42,16 @@ impl Element for F32 {
 /// Sixteen 16-bit values, four to a vector.
 #[inline(always)]
 fn quarters(b: &[u8]) -> [uint16x4_t; 4] {
-    let (lo, hi) = (vreinterpretq_u16_u8(bytes(b, 0)), vreinterpretq_u16_u8(bytes(b, 16)));
-    [vget_low_u16(lo), vget_high_u16(lo), vget_low_u16(hi), vget_high_u16(hi)]
+    let (lo, hi) = (
+        vreinterpretq_u16_u8(bytes(b, 0)),
+        vreinterpretq_u16_u8(bytes(b, 16)),
+    );
+    [
+        vget_low_u16(lo),
+        vget_high_u16(lo),
+        vget_low_u16(hi),
+        vget_high_u16(hi),
+    ]
 }
 
 impl Element for F16 {
@@ -69,7 +77,11 @@ pub(crate) struct Floats<E>(pub(crate) PhantomData<E>);
 
 impl<E: Element> Tile for Floats<E> {
     #[inline(always)]
-    fn run<const R: usize, const C: usize>(&self, rows: [&[u8]; R], columns: &[Column<'_>; C]) -> [[f32; C]; R] {
+    fn run<const R: usize, const C: usize>(
+        &self,
+        rows: [&[u8]; R],
+        columns: &[Column<'_>; C],
+    ) -> [[f32; C]; R] {
         let cols = columns[0].x.len();
         let whole = cols / 16;
         let mut sums = [[[vdupq_n_f32(0.0); 4]; C]; R];

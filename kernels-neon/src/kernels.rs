@@ -4,14 +4,15 @@ use std::marker::PhantomData;
 
 use myq_blocks::{Column, ColumnMut, DType, Kernels, Rows, f16};
 
-use crate::blocks32::{Iq4Nl, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+use crate::dense::Dense;
 use crate::dot::{Base, Dot};
-use crate::driver::{Coded, Format, sweep};
-use crate::floats::{BF16, F16, F32, Floats};
-use crate::linear::Dense;
-use crate::superblocks::{Q2K, Q3K, Q4K, Q5K, Q6K};
+use crate::flat::{Iq4Nl, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+use crate::float::{BF16, F16, F32, Floats};
+use crate::format::Format;
+use crate::kquants::{Q2K, Q3K, Q4K, Q5K, Q6K};
+use crate::rows::{Coded, sweep};
 use crate::ternary::{Tq1_0, Tq2_0};
-use crate::{attention, vector};
+use crate::{quantize, vector};
 
 /// Kernels for the instructions that every Armv8-A core has.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +29,12 @@ impl Neon {
 
 /// One function for each format and instruction set, not inlined into the dispatch.
 #[inline(never)]
-fn coded<F: Format, D: Dot>(format: F, w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
+fn coded<F: Format, D: Dot>(
+    format: F,
+    w: Rows<'_>,
+    columns: &[Column<'_>],
+    out: &mut [&mut [f32]],
+) {
     sweep(&Coded(format, PhantomData::<D>), w, columns, out);
 }
 
@@ -65,7 +71,7 @@ impl Kernels for Neon {
     }
 
     fn quantize(self, x: &[f32], out: ColumnMut<'_>) {
-        vector::quantize(x, out);
+        quantize::quantize(x, out);
     }
 
     fn matmul(self, w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
@@ -85,14 +91,14 @@ impl Kernels for Neon {
     }
 
     fn scores(self, q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]) {
-        attention::scores(q, keys, scale, out);
+        vector::scores(q, keys, scale, out);
     }
 
     fn mix(self, p: &[f32], values: &[f16], out: &mut [f32]) {
-        attention::mix(p, values, out);
+        vector::mix(p, values, out);
     }
 
     fn to_f16(self, x: &[f32], out: &mut [f16]) {
-        attention::to_f16(x, out);
+        vector::to_f16(x, out);
     }
 }

@@ -15,7 +15,7 @@ use myq_blocks::DType;
 use myq_blocks::layout::IQ4NL_LEVELS;
 
 use crate::dot::{Codes, Dot};
-use crate::driver::{Acts, Format, stored};
+use crate::format::{Acts, Format, stored};
 use crate::simd::*;
 
 /// The fp16 numbers at `at` of four blocks of `size` bytes.
@@ -90,16 +90,35 @@ macro_rules! one_scale {
             }
 
             #[inline(always)]
-            fn add<$d: Dot>(d: &float32x4_t, _: usize, $w: &Codes, $x: Acts<'_>, sum: float32x4_t) -> float32x4_t {
+            fn add<$d: Dot>(
+                d: &float32x4_t,
+                _: usize,
+                $w: &Codes,
+                $x: Acts<'_>,
+                sum: float32x4_t,
+            ) -> float32x4_t {
                 scaled(sum, $dots, $x, *d)
             }
         }
     };
 }
 
-one_scale!(Q4_0, 18, |b, at| nibbles(b, at), |w, x, D| centred(D::groups::<15>(w, x.q), x, 8));
-one_scale!(Q5_0, 22, |b, at| five_bits(b, at), |w, x, D| centred(D::groups::<31>(w, x.q), x, 16));
-one_scale!(Q8_0, 34, |b, at| [bytes(b, at), bytes(b, at + 16)], |w, x, D| D::groups::<128>(w, x.q));
+one_scale!(Q4_0, 18, |b, at| nibbles(b, at), |w, x, D| centred(
+    D::groups::<15>(w, x.q),
+    x,
+    8
+));
+one_scale!(Q5_0, 22, |b, at| five_bits(b, at), |w, x, D| centred(
+    D::groups::<31>(w, x.q),
+    x,
+    16
+));
+one_scale!(
+    Q8_0,
+    34,
+    |b, at| [bytes(b, at), bytes(b, at + 16)],
+    |w, x, D| D::groups::<128>(w, x.q)
+);
 one_scale!(
     Iq4Nl,
     18,
@@ -137,7 +156,13 @@ macro_rules! scale_and_minimum {
             }
 
             #[inline(always)]
-            fn add<D: Dot>(head: &Self::Head, _: usize, w: &Codes, x: Acts<'_>, sum: float32x4_t) -> float32x4_t {
+            fn add<D: Dot>(
+                head: &Self::Head,
+                _: usize,
+                w: &Codes,
+                x: Acts<'_>,
+                sum: float32x4_t,
+            ) -> float32x4_t {
                 let sum = scaled(sum, D::groups::<$max>(w, x.q), x, head[0]);
                 scaled(sum, x.group_sums(), x, head[1])
             }
