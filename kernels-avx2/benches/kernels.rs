@@ -1,4 +1,4 @@
-//! Products per format and the vector operations, on the shapes of the conformance suite.
+//! Products per format and vector operations, on the conformance shapes.
 //!
 //! One column is given in bytes of weights a second, sixteen in multiply-adds. Run with
 //! `--test` (as `cargo test --benches` does) it tries everything once.

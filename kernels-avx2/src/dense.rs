@@ -1,4 +1,4 @@
-//! Linear formats: bit streams of 2, 3, 5 or 6 bits with a scale per 32, 64 or 128 weights.
+//! Linear formats: bit streams of 2, 3, 5 or 6 bits with a scale per group.
 //!
 //! ```text
 //! codes 2k of sixteen: two bytes that hold the code, shifted to the top of 16 bits, then down

@@ -79,8 +79,8 @@ fn some_rows<F: Float<B>, const B: usize, const R: usize>(
 ) {
     let (fours, others) = columns.as_chunks::<4>();
     let (out4, out1) = out.split_at_mut(4 * fours.len());
-    for (c, out) in fours.iter().zip(out4.as_chunks_mut::<4>().0) {
-        tile::<F, B, R, 4, 1>(rows, c.each_ref().map(|c| c.x), at, out);
+    for ([c, d, e, f], out) in fours.iter().zip(out4.as_chunks_mut::<4>().0) {
+        tile::<F, B, R, 4, 1>(rows, [c.x, d.x, e.x, f.x], at, out);
     }
     for (c, out) in others.iter().zip(out1.as_chunks_mut::<1>().0) {
         tile::<F, B, R, 1, 4>(rows, [c.x], at, out);
@@ -113,8 +113,8 @@ fn tile<F: Float<B>, const B: usize, const R: usize, const N: usize, const S: us
         }
         for n in 0..N {
             let mut all = total[r][n][0];
-            for s in 1..S {
-                all = _mm256_add_ps(all, total[r][n][s]);
+            for part in &total[r][n][1..] {
+                all = _mm256_add_ps(all, *part);
             }
             out[n][at + r] = sum(all);
         }

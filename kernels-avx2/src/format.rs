@@ -1,4 +1,4 @@
-//! What an integer format says about its bytes, and the loads and planes formats share.
+//! What an integer format says about its bytes, and what formats share.
 //!
 //! A *chunk* is 256 weights: a superblock, eight blocks of 32, or 256 codes of a bit stream.
 //! A *group* is 32 of them, as many as share an activation scale and as fill a register of
@@ -176,10 +176,7 @@ pub(crate) fn sub_scales(s: __m128i) -> __m256i {
 }
 
 /// For each group the bytes of [`Head::scales`] that make its scales: bytes 2g and 2g + 1.
-pub(crate) type Places = [[u8; 32]; 8];
-
-/// See [`Places`].
-pub(crate) static PLACES: Places = {
+pub(crate) static PLACES: [[u8; 32]; 8] = {
     let mut places = [[0; 32]; 8];
     let mut i = 0;
     while i < 256 {
@@ -189,11 +186,12 @@ pub(crate) static PLACES: Places = {
     places
 };
 
-/// The sub-scales of group `g`, one for each pair of products: what the multiply-add takes.
+/// The sub-scales of the group with that place (see [`PLACES`]), one for each pair of
+/// products: what the multiply-add takes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn pair_scales(scales: __m256i, places: &Places, g: usize) -> __m256i {
-    _mm256_shuffle_epi8(scales, load32(&places[g], 0))
+pub(crate) fn pair_scales(scales: __m256i, place: &[u8; 32]) -> __m256i {
+    _mm256_shuffle_epi8(scales, load32(place, 0))
 }
 
 /// Sixteen bytes whose first `count` are all ones, the others zero.

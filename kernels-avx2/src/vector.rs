@@ -1,7 +1,9 @@
-//! Norm, activation, softmax and attention on fp32 with keys and values in fp16.
+//! Norm, activation, softmax, and attention over keys and values in fp16.
 //!
 //! ```text
 //! exp(x) = 2^n · p(r), n = round(x / ln 2), r = x − n·ln 2 in two parts, p of degree 6
+//! silu(x) = x / (1 + exp(−x)); softmax: exp(x − max) / Σ exp(x − max)
+//! scores: q · key of each position; mix: Σ p · value over the positions
 //! ```
 //!
 //! Deviations:
@@ -31,7 +33,7 @@ fn exp(x: __m256) -> __m256 {
         1.000_000_04,
         0.5,
         0.166_664_15,
-        0.041_666_353,
+        0.041_666_35,
         0.008_375_135,
         0.001_394_111_9,
     ];
@@ -128,7 +130,9 @@ pub(crate) fn softmax(x: &mut [f32]) {
     }
     let inverse = 1.0 / sum(total);
     rest.copy_from_slice(&last[..rest.len()]);
-    x.iter_mut().for_each(|v| *v *= inverse);
+    for v in x {
+        *v *= inverse;
+    }
 }
 
 /// Eight fp16 numbers from `at` on.
@@ -146,7 +150,12 @@ pub(crate) fn scores(q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]) {
     let dim = q.len();
     let (fours, others) = out.as_chunks_mut::<4>();
     for (out, keys) in fours.iter_mut().zip(keys.chunks_exact(4 * dim)) {
-        *out = dots(q, std::array::from_fn(|k| &keys[k * dim..(k + 1) * dim])).map(|v| scale * v);
+        let (ab, cd) = keys.split_at(2 * dim);
+        let ((a, b), (c, d)) = (ab.split_at(dim), cd.split_at(dim));
+        *out = dots(q, [a, b, c, d]);
+        for v in out {
+            *v *= scale;
+        }
     }
     for (out, key) in others
         .iter_mut()
@@ -176,7 +185,11 @@ fn dots<const K: usize>(q: &[f32], keys: [&[f16]; K]) -> [f32; K] {
             total[k] = _mm256_fmadd_ps(q, load_half(&key, 0), total[k]);
         }
     }
-    total.map(|v| sum(v))
+    let mut out = [0.0; K];
+    for (out, v) in out.iter_mut().zip(total) {
+        *out = sum(v);
+    }
+    out
 }
 
 /// See `Kernels::mix`.

@@ -36,8 +36,13 @@ pub(crate) fn open(dir: &Path) -> Result<Model, ToolError> {
     let tied = json["tie_word_embeddings"].as_bool().unwrap_or(false);
     let tokenizer_config = read(dir, "tokenizer_config.json").ok();
     let tokenizer_json = read(dir, "tokenizer.json")?;
-    let tokenizer = Tokenizer::from_tokenizer_json(tokenizer_json.as_bytes(), tokenizer_config.as_deref().map(str::as_bytes))
+    let mut tokenizer = Tokenizer::from_tokenizer_json(tokenizer_json.as_bytes(), tokenizer_config.as_deref().map(str::as_bytes))
         .map_err(|e| ToolError::model(&dir.join("tokenizer.json"), e))?;
+    tokenizer.add_eos_ids(&eos_ids(&json));
+    if let Ok(text) = read(dir, "generation_config.json") {
+        let json = serde_json::from_str(&text).map_err(|e| hub(&dir.join("generation_config.json"), e.to_string()))?;
+        tokenizer.add_eos_ids(&eos_ids(&json));
+    }
     let chat_template = match read(dir, "chat_template.jinja") {
         Ok(text) => Some(text),
         Err(_) => tokenizer_config.as_deref().and_then(template_of),
@@ -63,6 +68,15 @@ pub(crate) fn open(dir: &Path) -> Result<Model, ToolError> {
         provenance: None,
         files,
     })
+}
+
+/// `eos_token_id`: a number or a list of them.
+fn eos_ids(json: &Value) -> Vec<u32> {
+    let id = |v: &Value| u32::try_from(v.as_u64()?).ok();
+    match &json["eos_token_id"] {
+        Value::Array(list) => list.iter().filter_map(id).collect(),
+        one => id(one).into_iter().collect(),
+    }
 }
 
 fn hub(path: &Path, problem: String) -> ToolError {

@@ -7,9 +7,9 @@ use std::process::Command;
 
 use myq_blocks::encode::Method;
 use myq_engine::{Engine, Options, generate};
-use myq_model::template::{ChatTemplate, Message};
+use myq_model::template::Message;
 use myq_model::tokenizer::{TextStream, encode_prompt};
-use myq_model::{Sampler, Sampling};
+use myq_model::{ModelError, Sampler, Sampling};
 
 use crate::model::Model;
 use crate::recipe::Recipe;
@@ -158,25 +158,26 @@ fn sizes(model: &Model, small: &Model) -> Result<(), ToolError> {
 fn answer(path: &Path, q: &Quickstart) -> Result<(), ToolError> {
     let mut engine = Engine::open(path, &Options::default(), &mut |_, _| {})?;
     let source = engine.source().clone();
-    let tokens = match &source.chat_template {
-        Some(text) => {
-            let fail = |e: myq_model::template::TemplateError| ToolError::model(path, e);
-            let template = ChatTemplate::new(text, "", "").map_err(fail)?;
-            let text = template.render(&[Message::new("user", &q.prompt)], true).map_err(fail)?;
-            encode_prompt(&source.tokenizer, &text, true)
-        }
+    let fail = |error: ModelError| ToolError::model(path, error);
+    let tokens = match source.template().map_err(fail)? {
+        Some(template) => source.chat_tokens(&template, &[Message::new("user", &*q.prompt)]).map_err(fail)?,
         None => encode_prompt(&source.tokenizer, &q.prompt, false),
     };
     println!("  > {}", q.prompt);
     print!("  ");
     let mut sampler = Sampler::new(Sampling::default(), source.config.vocab);
     let mut stream = TextStream::new();
-    let mut out = std::io::stdout().lock();
+    let (mut piece, mut out) = (String::new(), std::io::stdout().lock());
     let stats = generate(&mut engine, &mut sampler, &tokens, q.n_predict, |token| {
-        let shown = out.write_all(stream.push(&source.tokenizer, token).as_bytes()).and_then(|()| out.flush());
+        piece.clear();
+        stream.push_token(&source.tokenizer, token, &mut piece);
+        let shown = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
         if shown.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
-    println!("{}", stream.finish());
+    piece.clear();
+    stream.finish(&mut piece);
+    drop(out);
+    println!("{piece}");
     println!(
         "\n  {} tokens at {:.1} tokens/s ({} threads, {} kernels); prompt {:.0} tokens/s",
         stats.tokens,

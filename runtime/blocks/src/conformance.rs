@@ -28,7 +28,9 @@ pub use columns::Columns;
 pub const BENCH_SHAPES: [(usize, usize); 3] = [(576, 576), (1536, 896), (4096, 4096)];
 
 /// Row lengths for formats that need a multiple of 32.
-const COLS: [usize; 11] = [32, 64, 96, 160, 256, 288, 512, 576, 640, 896, 1536];
+const COLS: [usize; 13] = [
+    32, 64, 96, 160, 192, 224, 256, 288, 512, 576, 640, 896, 1536,
+];
 /// Row lengths that linear (multiples of 8) and float formats have too.
 const SHORT: [usize; 5] = [7, 8, 24, 33, 40];
 /// Row counts of one call.

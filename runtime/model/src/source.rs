@@ -3,7 +3,8 @@
 use myq_format::{Kind, TensorInfo, gguf::Gguf, myq::Myq, sniff};
 
 use crate::rope::RopeTable;
-use crate::tokenizer::Tokenizer;
+use crate::template::{ChatTemplate, Message};
+use crate::tokenizer::{Tokenizer, encode_prompt};
 use crate::{Config, ModelError, Weights};
 
 /// Everything that running a model needs, apart from the bytes of its matrices.
@@ -60,5 +61,21 @@ impl Source {
         let weights = Weights::find(&config, tensors, file)?;
         let rope = RopeTable::new(&config, weights.rope_factors.as_deref());
         Ok(Source { kind, config, weights, rope, tokenizer, chat_template, tensors: tensors.to_vec() })
+    }
+
+    /// The model's own chat template, compiled; `None` where it has none.
+    pub fn template(&self) -> Result<Option<ChatTemplate>, ModelError> {
+        let Some(text) = &self.chat_template else { return Ok(None) };
+        let name = |id: Option<u32>| {
+            let bytes = id.map_or(&[][..], |id| self.tokenizer.token_bytes(id));
+            String::from_utf8_lossy(bytes).into_owned()
+        };
+        let (bos, eos) = (self.tokenizer.bos(), self.tokenizer.eos_ids().first().copied());
+        Ok(Some(ChatTemplate::new(text, &name(bos), &name(eos))?))
+    }
+
+    /// Tokens of a conversation that the model is to answer.
+    pub fn chat_tokens(&self, template: &ChatTemplate, messages: &[Message]) -> Result<Vec<u32>, ModelError> {
+        Ok(encode_prompt(&self.tokenizer, &template.render(messages, true)?, true))
     }
 }

@@ -37,7 +37,7 @@ struct Conversation {
 pub(crate) fn chat(options: &Chat) -> Outcome {
     let settings = options.sampling.settings()?;
     let engine = load::open(&options.model)?;
-    let Some(template) = load::template(&engine)? else {
+    let Some(template) = engine.source().template()? else {
         return Err("this model has no chat template; use `runner run --raw` to continue a text".into());
     };
     let interrupted = Arc::new(AtomicBool::new(false));
@@ -115,18 +115,21 @@ impl Conversation {
         interrupted.store(false, Relaxed);
         let source = self.engine.source().clone();
         let (mut stream, mut reply, cached) = (TextStream::new(), String::new(), &mut self.cached);
-        let mut out = std::io::stdout().lock();
+        let (mut piece, mut out) = (String::new(), std::io::stdout().lock());
         let stats = generate(&mut self.engine, &mut self.sampler, &tokens[same..], limit, |token| {
             cached.push(token);
-            let piece = stream.push(&source.tokenizer, token);
-            reply.push_str(piece);
+            piece.clear();
+            stream.push_token(&source.tokenizer, token, &mut piece);
+            reply.push_str(&piece);
             let shown = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
             if interrupted.load(Relaxed) || shown.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         // The last token was chosen but not yet computed.
         self.cached.truncate(self.engine.position());
-        reply.push_str(stream.finish());
-        writeln!(out, "{}", stream.finish())?;
+        piece.clear();
+        stream.finish(&mut piece);
+        reply.push_str(&piece);
+        writeln!(out, "{piece}")?;
         if stats.stop == Stop::Context {
             writeln!(out, "[the context is full; /reset starts anew, --context makes it longer]")?;
         }
@@ -139,7 +142,7 @@ impl Conversation {
         loop {
             let system = self.system.iter().map(|text| Message::new("system", text));
             let messages: Vec<Message> = system.chain(self.messages.iter().cloned()).collect();
-            let tokens = load::chat_tokens(&self.engine, &self.template, &messages)?;
+            let tokens = self.engine.source().chat_tokens(&self.template, &messages)?;
             let context = self.engine.plan().context;
             // Leave a quarter for the answer.
             if tokens.len() <= context / 4 * 3 || (self.messages.len() < 3 && tokens.len() < context) {

@@ -1,11 +1,9 @@
-//! Opening a model with progress, and turning chat messages into its tokens.
+//! Opening a model with progress.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use myq_engine::Engine;
-use myq_model::template::{ChatTemplate, Message};
-use myq_model::tokenizer::encode_prompt;
 
 use crate::args::ModelArguments;
 
@@ -48,25 +46,4 @@ fn report(engine: &Engine) {
             engine.file().bytes().len() as f64 / 1e6,
         );
     }
-}
-
-/// The model's own chat template.
-pub(crate) fn template(engine: &Engine) -> Outcome<Option<ChatTemplate>> {
-    let source = engine.source();
-    let Some(text) = &source.chat_template else { return Ok(None) };
-    let name = |id: Option<u32>| {
-        let mut bytes = Vec::new();
-        if let Some(id) = id {
-            source.tokenizer.decode_into(id, &mut bytes);
-        }
-        String::from_utf8_lossy(&bytes).into_owned()
-    };
-    let tokenizer = &source.tokenizer;
-    Ok(Some(ChatTemplate::new(text, &name(tokenizer.bos()), &name(tokenizer.eos_ids().first().copied()))?))
-}
-
-/// Tokens of a conversation that the model is to answer.
-pub(crate) fn chat_tokens(engine: &Engine, template: &ChatTemplate, messages: &[Message]) -> Outcome<Vec<u32>> {
-    let text = template.render(messages, true)?;
-    Ok(encode_prompt(&engine.source().tokenizer, &text, true))
 }

@@ -15,7 +15,7 @@ pub(crate) fn run(options: &Run) -> Outcome {
     let settings = options.sampling.settings()?;
     let prompt = prompt_text(&options.prompt)?;
     let mut engine = load::open(&options.model)?;
-    let template = if options.raw { None } else { load::template(&engine)? };
+    let template = if options.raw { None } else { engine.source().template()? };
     if template.is_none() && options.system.is_some() {
         return Err("--system needs a chat template, and this model has none; put the text into --prompt".into());
     }
@@ -23,20 +23,21 @@ pub(crate) fn run(options: &Run) -> Outcome {
         Some(template) => {
             let system = options.system.iter().map(|text| Message::new("system", text));
             let messages: Vec<Message> = system.chain([Message::new("user", &prompt)]).collect();
-            load::chat_tokens(&engine, template, &messages)?
+            engine.source().chat_tokens(template, &messages)?
         }
         None => encode_prompt(&engine.source().tokenizer, &prompt, false),
     };
     let vocab = engine.source().config.vocab;
     let mut sampler = Sampler::new(settings, vocab);
     let mut stream = TextStream::new();
-    let (mut text, mut out) = (String::new(), std::io::stdout().lock());
+    let (mut text, mut piece, mut out) = (String::new(), String::new(), std::io::stdout().lock());
     let source = engine.source().clone();
     let mut failed = None;
     let stats = generate(&mut engine, &mut sampler, &tokens, options.n_predict, |token| {
-        let piece = stream.push(&source.tokenizer, token);
+        piece.clear();
+        stream.push_token(&source.tokenizer, token, &mut piece);
         if options.json {
-            text.push_str(piece);
+            text.push_str(&piece);
             return ControlFlow::Continue(());
         }
         match out.write_all(piece.as_bytes()).and_then(|()| out.flush()) {
@@ -51,11 +52,13 @@ pub(crate) fn run(options: &Run) -> Outcome {
     if failed.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe) {
         return Ok(());
     }
+    piece.clear();
+    stream.finish(&mut piece);
     if options.json {
-        text.push_str(stream.finish());
+        text.push_str(&piece);
         writeln!(out, "{}", as_json(&text, &stats, engine.load_time().as_secs_f64()))?;
     } else {
-        writeln!(out, "{}", stream.finish())?;
+        writeln!(out, "{piece}")?;
         summary(&stats, engine.load_time().as_secs_f64());
     }
     Ok(())

@@ -252,11 +252,15 @@ def differences(ref, other, tokens, step=50):
         two = np.partition(a, -2, axis=-1)[:, -2:]
         tied.append(two[:, 1] - two[:, 0] < TIE)
     kl, differs, excused, tied = map(np.concatenate, (kl, differs, excused, tied))
-    table, first = {}, 0
+    table, first, start = {}, 0, np.zeros(len(kl), bool)
+    start[np.cumsum([0] + [len(t) for t in tokens.values()])[:-1]] = True
     for name, count in [(n, len(t)) for n, t in tokens.items()] + [('all', None)]:
         s = slice(None) if count is None else slice(first, first + count)
         first += count or 0
-        table[name] = {'positions': len(kl[s]), 'mean_kl': float(kl[s].mean()), 'max_kl': float(kl[s].max()),
+        # A text's first token can draw activations so large that 8 bits lose it: its KL alone may make the mean.
+        later = kl[s][~start[s]]
+        table[name] = {'positions': len(kl[s]), 'mean_kl': float(kl[s].mean()), 'mean_kl_later': float(later.mean()),
+                       'median_kl': float(np.median(kl[s])), 'max_kl': float(kl[s].max()),
                        'top1_differs': int(differs[s].sum()), 'at_ties': int(excused[s].sum()), 'ties': int(tied[s].sum())}
     return table
 
@@ -280,7 +284,8 @@ def llama_logits(path, tokens, n_batch, threads):
 
 def print_table(name, table):
     for text, r in table.items():
-        print(f'| {name} | {text} | {r["positions"]} | {r["mean_kl"]:.3e} | {r["max_kl"]:.3e} '
+        print(f'| {name} | {text} | {r["positions"]} | {r["mean_kl"]:.3e} | {r["mean_kl_later"]:.3e} '
+              f'| {r["median_kl"]:.3e} | {r["max_kl"]:.3e} '
               f'| {r["top1_differs"]} | {r["at_ties"]} | {r["ties"]} |', flush=True)
 
 
@@ -325,8 +330,8 @@ def command_compare(args):
     ref, tokens, result = np.load(args.ref, mmap_mode='r'), read_tokens(args.tokens), {}
     if len(ref) != (count := sum(map(len, tokens.values()))):
         sys.exit(f'{args.ref}: {len(ref)} rows for {count} tokens: were they computed from {args.tokens}?')
-    print('| logits | text | positions | mean KL | max KL | top-1 differs | of these at ties | ties |')
-    print('|---|---|---|---|---|---|---|---|')
+    print('| logits | text | positions | mean KL | without first | median KL | max KL | top-1 differs | of these at ties | ties |')
+    print('|---|---|---|---|---|---|---|---|---|---|')
     for path in args.ours:
         if os.path.getsize(path) != ref.size * 4:
             sys.exit(f'{path}: {os.path.getsize(path)} bytes, but {len(ref)} rows of {ref.shape[1]} float32 are {ref.size * 4}')

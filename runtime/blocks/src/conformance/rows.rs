@@ -1,4 +1,4 @@
-//! Rows of every format: ordinary, random and extreme blocks, and what they amount to.
+//! Rows of every format, ordinary and extreme, and what they amount to.
 
 use super::Random;
 use crate::decode::for_each_block;
