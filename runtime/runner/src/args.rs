@@ -8,12 +8,10 @@ use myq_model::Sampling;
 
 /// Runs low-bit language models on small boards.
 #[derive(Parser)]
-#[command(version, args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
+#[command(version, arg_required_else_help = true, after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    pub(crate) command: Option<Command>,
-    #[command(flatten)]
-    pub(crate) direct: Option<Run>,
+    pub(crate) command: Command,
     /// Say more on standard error
     #[arg(long, short, global = true)]
     pub(crate) verbose: bool,
@@ -28,7 +26,7 @@ const EXAMPLES: &str = "Examples:
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Answer one prompt (also without the word `run`)
+    /// Answer one prompt; `run` may be left out: runner --model m.myq --n-gpu-layers 0 --prompt …
     Run(Run),
     /// Talk with the model in the terminal
     Chat(Chat),

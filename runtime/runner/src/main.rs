@@ -6,26 +6,23 @@ mod chat;
 mod load;
 mod run;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use args::{Arguments, Command};
 use clap::Parser;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = Arguments::parse_from(with_command(std::env::args_os().collect()));
     let level = if arguments.verbose { "debug" } else { "warn" };
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(level))
         .format_timestamp(None)
         .format_target(false)
         .init();
     let outcome = match arguments.command {
-        Some(Command::Run(options)) => run::run(&options),
-        Some(Command::Chat(options)) => chat::chat(&options),
-        Some(Command::Bench(options)) => bench::bench(&options),
-        None => match arguments.direct {
-            Some(options) => run::run(&options),
-            None => Err("no model given; try `runner --model m.myq --prompt \"Hello\"` or `runner --help`".into()),
-        },
+        Command::Run(options) => run::run(&options),
+        Command::Chat(options) => chat::chat(&options),
+        Command::Bench(options) => bench::bench(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -35,4 +32,14 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// `runner --model …` means `runner run --model …`.
+fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    const OWN: [&str; 6] = ["-h", "--help", "-V", "--version", "-v", "--verbose"];
+    let first = arguments.get(1).and_then(|a| a.to_str());
+    if first.is_some_and(|a| a.starts_with('-') && !OWN.contains(&a)) {
+        arguments.insert(1, "run".into());
+    }
+    arguments
 }

@@ -1,7 +1,7 @@
-//! The filter `tojson` as the reference library has it: Python's `json.dumps`.
+//! The filter `tojson` as the reference library has it, Python's `json.dumps`; and printing.
 
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Error, ErrorKind, State, Value};
+use minijinja::{Error, ErrorKind, Output, State, Value, escape_formatter};
 
 /// Depth of nested lists and dictionaries.
 const DEPTH: usize = 64;
@@ -15,9 +15,30 @@ pub(super) fn tojson(state: &State, value: Value, options: Kwargs) -> Result<Str
     if ascii == Some(true) {
         return Err(invalid("tojson(ensure_ascii=true) is not supported"));
     }
-    let mut writer = Writer { state, indent: indent.map(|columns| columns.min(16)), out: String::new() };
+    let mut writer = Writer {
+        state,
+        indent: indent.map(|columns| columns.min(16)),
+        out: String::new(),
+    };
     writer.write(&value, 0)?;
     Ok(writer.out)
+}
+
+/// What `{{ value }}` writes. Lists and dictionaries are written as JSON, metered, where the
+/// engine's own way would follow a value that contains itself without end.
+pub(super) fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    match value.kind() {
+        ValueKind::Map | ValueKind::Seq | ValueKind::Iterable | ValueKind::Plain => {
+            let mut writer = Writer {
+                state,
+                indent: None,
+                out: String::new(),
+            };
+            writer.write(value, 0)?;
+            out.write_str(&writer.out).map_err(Error::from)
+        }
+        _ => escape_formatter(out, state, value),
+    }
 }
 
 fn invalid(what: &'static str) -> Error {
@@ -33,17 +54,19 @@ struct Writer<'s, 'a, 'b> {
 impl Writer<'_, '_, '_> {
     fn write(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > DEPTH {
-            return Err(invalid("tojson: the value is nested too deep"));
+            return Err(invalid("the value is nested too deep to be written"));
         }
         self.state.consume_fuel(1)?;
         match value.kind() {
             ValueKind::Undefined | ValueKind::None => self.out.push_str("null"),
-            ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Bool => self
+                .out
+                .push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number => self.out.push_str(&value.to_string()),
             ValueKind::String => self.string(value)?,
             ValueKind::Map => self.map(value, depth)?,
             ValueKind::Seq | ValueKind::Iterable => self.list(value, depth)?,
-            _ => return Err(invalid("tojson: the value has no JSON form")),
+            _ => return Err(invalid("the value has no written form")),
         }
         Ok(())
     }
@@ -52,7 +75,8 @@ impl Writer<'_, '_, '_> {
         let text = value.as_str().unwrap_or_default();
         self.state.consume_fuel(text.len() as u64 / 64)?;
         let quoted = serde_json::to_string(text);
-        self.out.push_str(&quoted.map_err(|_| invalid("tojson: the text cannot be written"))?);
+        self.out
+            .push_str(&quoted.map_err(|_| invalid("tojson: the text cannot be written"))?);
         Ok(())
     }
 
@@ -85,7 +109,8 @@ impl Writer<'_, '_, '_> {
     /// What stands before an item.
     fn separate(&mut self, before: usize, depth: usize) {
         if before > 0 {
-            self.out.push_str(if self.indent.is_some() { "," } else { ", " });
+            self.out
+                .push_str(if self.indent.is_some() { "," } else { ", " });
         }
         self.line(depth);
     }

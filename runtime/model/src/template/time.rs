@@ -5,27 +5,61 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use minijinja::{Error, ErrorKind};
 
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
-    "November", "December",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
 ];
-const DAYS: [&str; 7] =
-    ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
+const DAYS: [&str; 7] = [
+    "Thursday",
+    "Friday",
+    "Saturday",
+    "Sunday",
+    "Monday",
+    "Tuesday",
+    "Wednesday",
+];
 
 /// The present time in the format of C's `strftime`.
 pub(super) fn strftime_now(format: String) -> Result<String, Error> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |elapsed| elapsed.as_secs());
     strftime(&format, now)
 }
 
 /// Year, month (from 1) and day (from 1) of a day counted from 1970-01-01.
 fn civil(days: u64) -> (u64, usize, u64) {
-    let leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
     let (mut year, mut left) = (1970, days);
     while left >= 365 + u64::from(leap(year)) {
         left -= 365 + u64::from(leap(year));
         year += 1;
     }
-    let lengths = [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let lengths = [
+        31,
+        28 + u64::from(leap(year)),
+        31,
+        30,
+        31,
+        30,
+        31,
+        31,
+        30,
+        31,
+        30,
+        31,
+    ];
     let mut month = 0;
     while left >= lengths[month] {
         left -= lengths[month];
@@ -56,7 +90,13 @@ fn strftime(format: &str, seconds: u64) -> Result<String, Error> {
         if !padded {
             directive = rest.next();
         }
-        let two = |value: u64| if padded { format!("{value:02}") } else { value.to_string() };
+        let two = |value: u64| {
+            if padded {
+                format!("{value:02}")
+            } else {
+                value.to_string()
+            }
+        };
         let text = match directive {
             Some('Y') => year.to_string(),
             Some('y') => two(year % 100),
@@ -101,7 +141,10 @@ mod tests {
         for (seconds, want) in cases {
             assert_eq!(strftime("%Y-%m-%d %a %T %I %p", seconds).unwrap(), want);
         }
-        assert_eq!(strftime("%-d %B %y, %e%%", 1_767_225_600).unwrap(), "1 January 26,  1%");
+        assert_eq!(
+            strftime("%-d %B %y, %e%%", 1_767_225_600).unwrap(),
+            "1 January 26,  1%"
+        );
         assert!(strftime("%Q", 0).is_err() && strftime("%", 0).is_err());
     }
 }

@@ -57,24 +57,34 @@ impl<'a> GgufVocab<'a> {
         let kinds = match file.array(&key("token_type")) {
             None => Vec::new(),
             Some(array) => {
-                let numbers = array.integers().ok_or_else(|| wrong("token_type", "an array of integers"))?;
+                let numbers = array
+                    .integers()
+                    .ok_or_else(|| wrong("token_type", "an array of integers"))?;
                 numbers.map(|n| i32::try_from(n).unwrap_or(0)).collect()
             }
         };
         let scores = match file.array(&key("scores")) {
             None => Vec::new(),
-            Some(array) => array.f32s().ok_or_else(|| wrong("scores", "an array of f32"))?.collect(),
+            Some(array) => array
+                .f32s()
+                .ok_or_else(|| wrong("scores", "an array of f32"))?
+                .collect(),
         };
         let ends = ["eos_token_id", "eot_token_id", "eom_token_id"];
         Ok(GgufVocab {
-            model: file.str(&key("model")).ok_or_else(|| wrong("model", "given as a string"))?,
+            model: file
+                .str(&key("model"))
+                .ok_or_else(|| wrong("model", "given as a string"))?,
             pre: file.str(&key("pre")),
             tokens: strings("tokens")?,
             kinds,
             scores,
             merges: strings("merges")?,
             bos: file.u32(&key("bos_token_id")),
-            ends: ends.iter().filter_map(|name| file.u32(&key(name))).collect(),
+            ends: ends
+                .iter()
+                .filter_map(|name| file.u32(&key(name)))
+                .collect(),
             unknown: file.u32(&key("unknown_token_id")),
             add_bos: file.bool(&key("add_bos_token")),
             add_eos: file.bool(&key("add_eos_token")),
@@ -95,7 +105,10 @@ impl<'a> GgufVocab<'a> {
 /// The parts of a tokenizer.
 pub(super) fn read(vocab: &GgufVocab<'_>) -> Result<Parts, TokenizerError> {
     let count = vocab.tokens.len();
-    for (name, length) in [("token_type", vocab.kinds.len()), ("scores", vocab.scores.len())] {
+    for (name, length) in [
+        ("token_type", vocab.kinds.len()),
+        ("scores", vocab.scores.len()),
+    ] {
         if length != 0 && length != count {
             return Err(TokenizerError::Vocabulary(format!(
                 "there are {count} tokens but {length} entries in tokenizer.ggml.{name}"
@@ -120,14 +133,22 @@ fn byte_level(vocab: &GgufVocab<'_>) -> Result<Parts, TokenizerError> {
     let index = Vocab::new(tokens, true);
     let merges = vocab.merges.iter().map(|line| {
         // A token never begins with a space, but it may consist of one: look from the second.
-        let space = line.iter().skip(1).position(|&byte| byte == b' ').map(|at| at + 1);
+        let space = line
+            .iter()
+            .skip(1)
+            .position(|&byte| byte == b' ')
+            .map(|at| at + 1);
         space.map(|at| (&line[..at], &line[at + 1..])).ok_or(*line)
     });
     let merges = alphabet.merges(merges, &index)?;
     Ok(Parts {
         tokens: index.into_tokens(),
         merges,
-        steps: known.patterns.iter().map(|&pattern| (pattern.to_owned(), false)).collect(),
+        steps: known
+            .patterns
+            .iter()
+            .map(|&pattern| (pattern.to_owned(), false))
+            .collect(),
         strips: Vec::new(),
         options: Options {
             byte_level: true,
@@ -166,7 +187,9 @@ impl ByteAlphabet {
     /// The bytes that `text` writes, into `out`; `false` if it is not in this alphabet.
     pub(super) fn decode(&self, text: &[u8], out: &mut Vec<u8>) -> bool {
         out.clear();
-        let Ok(text) = std::str::from_utf8(text) else { return false };
+        let Ok(text) = std::str::from_utf8(text) else {
+            return false;
+        };
         for character in text.chars() {
             match self.bytes.get(character as usize) {
                 Some(Some(byte)) => out.push(*byte),
@@ -179,7 +202,11 @@ impl ByteAlphabet {
     /// Appends a token. Marks and text outside the alphabet stand for themselves, and
     /// merging cannot produce the latter.
     pub(super) fn push(
-        &self, tokens: &mut Tokens, text: &[u8], kind: TokenKind, scratch: &mut Vec<u8>,
+        &self,
+        tokens: &mut Tokens,
+        text: &[u8],
+        kind: TokenKind,
+        scratch: &mut Vec<u8>,
     ) -> Result<(), TokenizerError> {
         use TokenKind::{Control, Normal, Unknown, Unused, UserDefined};
         let written = self.decode(text, scratch);
@@ -194,7 +221,9 @@ impl ByteAlphabet {
 
     /// Resolves merges given as two tokens; `Err` carries a line without two.
     pub(super) fn merges<'l>(
-        &self, lines: impl Iterator<Item = Result<(&'l [u8], &'l [u8]), &'l [u8]>>, vocab: &Vocab,
+        &self,
+        lines: impl Iterator<Item = Result<(&'l [u8], &'l [u8]), &'l [u8]>>,
+        vocab: &Vocab,
     ) -> Result<Vec<Merge>, TokenizerError> {
         let (mut left, mut right) = (Vec::new(), Vec::new());
         resolve(lines, |first, second| {
@@ -223,14 +252,21 @@ pub(super) fn resolve<'l>(
                 "merge {rank}, `{text}`, is not two tokens that join to a third"
             )));
         };
-        merges.push(Merge { left, right, result, rank: rank as u32 });
+        merges.push(Merge {
+            left,
+            right,
+            result,
+            rank: rank as u32,
+        });
     }
     Ok(merges)
 }
 
 fn sentencepiece(vocab: &GgufVocab<'_>) -> Result<Parts, TokenizerError> {
     if vocab.scores.is_empty() {
-        return Err(TokenizerError::Vocabulary("tokenizer.ggml.scores is missing".to_owned()));
+        return Err(TokenizerError::Vocabulary(
+            "tokenizer.ggml.scores is missing".to_owned(),
+        ));
     }
     let mut tokens = Tokens::default();
     for (id, text) in vocab.tokens.iter().enumerate() {
@@ -257,11 +293,20 @@ fn sentencepiece(vocab: &GgufVocab<'_>) -> Result<Parts, TokenizerError> {
         ends,
         ..Options::default()
     };
-    Ok(Parts { tokens: index.into_tokens(), merges, options, ..Parts::default() })
+    Ok(Parts {
+        tokens: index.into_tokens(),
+        merges,
+        options,
+        ..Parts::default()
+    })
 }
 
 /// Appends a token of SentencePiece: U+2581 is a space, `<0x0A>` a byte.
-pub(super) fn push_piece(tokens: &mut Tokens, text: &[u8], kind: TokenKind) -> Result<(), TokenizerError> {
+pub(super) fn push_piece(
+    tokens: &mut Tokens,
+    text: &[u8],
+    kind: TokenKind,
+) -> Result<(), TokenizerError> {
     match kind {
         TokenKind::Normal => {
             let text = String::from_utf8_lossy(text).replace('\u{2581}', " ");
@@ -278,7 +323,9 @@ pub(super) fn push_piece(tokens: &mut Tokens, text: &[u8], kind: TokenKind) -> R
             let text = String::from_utf8_lossy(text).replace('\u{2581}', " ");
             tokens.push(text.as_bytes(), kind, false)
         }
-        TokenKind::Control | TokenKind::Unknown | TokenKind::Unused => tokens.push(text, kind, false),
+        TokenKind::Control | TokenKind::Unknown | TokenKind::Unused => {
+            tokens.push(text, kind, false)
+        }
     }
 }
 
@@ -297,10 +344,16 @@ fn merges_of_scores(vocab: &Vocab, scores: &[f32]) -> Result<Vec<Merge>, Tokeniz
     /// Longest piece whose cuts are looked at, in bytes; published ones have up to some 100.
     const LONGEST: usize = 1024;
     let mut order: Vec<u32> = (0..vocab.len() as u32)
-        .filter(|&id| vocab.get(id).is_some_and(|text| vocab.lookup(text) == Some(id)))
+        .filter(|&id| {
+            vocab
+                .get(id)
+                .is_some_and(|text| vocab.lookup(text) == Some(id))
+        })
         .collect();
     if let Some(id) = order.iter().find(|&&id| scores[id as usize].is_nan()) {
-        return Err(TokenizerError::Vocabulary(format!("the score of token {id} is not a number")));
+        return Err(TokenizerError::Vocabulary(format!(
+            "the score of token {id} is not a number"
+        )));
     }
     order.sort_by(|&a, &b| scores[b as usize].total_cmp(&scores[a as usize]));
     let mut merges = Vec::new();
@@ -312,8 +365,15 @@ fn merges_of_scores(vocab: &Vocab, scores: &[f32]) -> Result<Vec<Merge>, Tokeniz
         }
         let text = vocab.get(result).unwrap_or_default();
         for at in 1..text.len().min(LONGEST) {
-            if let (Some(left), Some(right)) = (vocab.lookup(&text[..at]), vocab.lookup(&text[at..])) {
-                merges.push(Merge { left, right, result, rank });
+            if let (Some(left), Some(right)) =
+                (vocab.lookup(&text[..at]), vocab.lookup(&text[at..]))
+            {
+                merges.push(Merge {
+                    left,
+                    right,
+                    result,
+                    rank,
+                });
             }
         }
     }

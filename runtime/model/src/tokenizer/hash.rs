@@ -47,7 +47,10 @@ impl Slots {
     /// A table for at most `count` keys, at least three eighths of it free.
     pub(super) fn new(count: usize) -> Self {
         let size = (count * 8 / 5 + 1).next_power_of_two();
-        Slots { seed: seed(), slots: vec![EMPTY; size].into_boxed_slice() }
+        Slots {
+            seed: seed(),
+            slots: vec![EMPTY; size].into_boxed_slice(),
+        }
     }
 
     /// The seed with which keys of this table are hashed.

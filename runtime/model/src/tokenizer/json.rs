@@ -110,7 +110,12 @@ fn show(value: &Value) -> String {
 
 /// The parts of a tokenizer.
 pub(super) fn read(bytes: &[u8], config: Option<&[u8]>) -> Result<Parts, TokenizerError> {
-    let json = |file| move |e: serde_json::Error| TokenizerError::Json { file, why: e.to_string() };
+    let json = |file| {
+        move |e: serde_json::Error| TokenizerError::Json {
+            file,
+            why: e.to_string(),
+        }
+    };
     // The kind first: other models have other vocabularies, which would fail with less said.
     let kind: Kind = serde_json::from_slice(bytes).map_err(json("tokenizer.json"))?;
     if kind.model.kind.as_deref().is_some_and(|kind| kind != "BPE") {
@@ -123,7 +128,11 @@ pub(super) fn read(bytes: &[u8], config: Option<&[u8]>) -> Result<Parts, Tokeniz
     };
     check_model(&file)?;
     let (steps, byte_level, metaspace) = pre_tokenizer(&file.pre_tokenizer)?;
-    let mut options = Options { byte_level, whole_pieces: file.model.ignore_merges, ..Options::default() };
+    let mut options = Options {
+        byte_level,
+        whole_pieces: file.model.ignore_merges,
+        ..Options::default()
+    };
     let replaces_spaces = normalizer(&file.normalizer, &mut options)?;
     if let Some(prefix) = metaspace {
         options.space_prefix = prefix;
@@ -131,16 +140,33 @@ pub(super) fn read(bytes: &[u8], config: Option<&[u8]>) -> Result<Parts, Tokeniz
     match (byte_level, replaces_spaces || metaspace.is_some()) {
         (true, false) => {}
         (false, true) if steps.is_empty() && file.model.byte_fallback => {}
-        _ => return unsupported("a model that is neither byte-level nor SentencePiece with byte fallback"),
+        _ => {
+            return unsupported(
+                "a model that is neither byte-level nor SentencePiece with byte fallback",
+            );
+        }
     }
 
     let tokens = tokens(&file, byte_level)?;
     let index = Vocab::new(tokens, byte_level);
     let merges = merges(&file.model.merges, &index, byte_level)?;
-    let strips = file.added_tokens.iter().filter(|added| added.lstrip || added.rstrip);
-    let strips = strips.map(|added| Strip { id: added.id, left: added.lstrip, right: added.rstrip });
+    let strips = file
+        .added_tokens
+        .iter()
+        .filter(|added| added.lstrip || added.rstrip);
+    let strips = strips.map(|added| Strip {
+        id: added.id,
+        left: added.lstrip,
+        right: added.rstrip,
+    });
     roles(&file, &config, &mut options)?;
-    Ok(Parts { merges, steps, strips: strips.collect(), options, tokens: index.into_tokens() })
+    Ok(Parts {
+        merges,
+        steps,
+        strips: strips.collect(),
+        options,
+        tokens: index.into_tokens(),
+    })
 }
 
 #[derive(Deserialize)]
@@ -160,7 +186,10 @@ fn check_model(file: &File<'_>) -> Result<(), TokenizerError> {
         return unsupported("model.dropout");
     }
     let affixes = [&model.continuing_subword_prefix, &model.end_of_word_suffix];
-    if affixes.iter().any(|affix| affix.as_ref().is_some_and(|text| !text.is_empty())) {
+    if affixes
+        .iter()
+        .any(|affix| affix.as_ref().is_some_and(|text| !text.is_empty()))
+    {
         return unsupported("model.continuing_subword_prefix or end_of_word_suffix");
     }
     match file.added_tokens.iter().find(|added| added.single_word) {
@@ -172,22 +201,42 @@ fn check_model(file: &File<'_>) -> Result<(), TokenizerError> {
 /// The vocabulary and the added tokens by id; ids that nobody has become unused tokens.
 fn tokens(file: &File<'_>, byte_level: bool) -> Result<Tokens, TokenizerError> {
     let vocab = &file.model.vocab.0;
-    let ids = vocab.iter().map(|entry| entry.1).chain(file.added_tokens.iter().map(|added| added.id));
+    let ids = vocab
+        .iter()
+        .map(|entry| entry.1)
+        .chain(file.added_tokens.iter().map(|added| added.id));
     let count = ids.max().map_or(0, |id| id as usize + 1);
     if count > MAX_TOKENS {
-        return Err(TokenizerError::Vocabulary(format!("the id {} is past {MAX_TOKENS}", count - 1)));
+        return Err(TokenizerError::Vocabulary(format!(
+            "the id {} is past {MAX_TOKENS}",
+            count - 1
+        )));
     }
     let mut table: Vec<(&str, TokenKind)> = vec![("", TokenKind::Unused); count];
     for (text, id) in vocab {
         let slot = &mut table[*id as usize];
         if slot.1 != TokenKind::Unused {
-            return Err(TokenizerError::Vocabulary(format!("`{}` and `{}` share the id {id}", slot.0, text.0)));
+            return Err(TokenizerError::Vocabulary(format!(
+                "`{}` and `{}` share the id {id}",
+                slot.0, text.0
+            )));
         }
         let is_byte = file.model.byte_fallback && byte_of(text.0.as_bytes()).is_some();
-        *slot = (&text.0, if is_byte { TokenKind::Byte } else { TokenKind::Normal });
+        *slot = (
+            &text.0,
+            if is_byte {
+                TokenKind::Byte
+            } else {
+                TokenKind::Normal
+            },
+        );
     }
     for added in &file.added_tokens {
-        let kind = if added.special { TokenKind::Control } else { TokenKind::UserDefined };
+        let kind = if added.special {
+            TokenKind::Control
+        } else {
+            TokenKind::UserDefined
+        };
         table[added.id as usize] = (&added.content, kind);
     }
     let (alphabet, mut scratch, mut tokens) = (ByteAlphabet::new(), Vec::new(), Tokens::default());
@@ -200,7 +249,11 @@ fn tokens(file: &File<'_>, byte_level: bool) -> Result<Tokens, TokenizerError> {
     Ok(tokens)
 }
 
-fn merges(lines: &[Line<'_>], vocab: &Vocab, byte_level: bool) -> Result<Vec<super::Merge>, TokenizerError> {
+fn merges(
+    lines: &[Line<'_>],
+    vocab: &Vocab,
+    byte_level: bool,
+) -> Result<Vec<super::Merge>, TokenizerError> {
     let lines = lines.iter().map(|line| match line {
         Line::Pair(left, right) => Ok((left.0.as_bytes(), right.0.as_bytes())),
         Line::Joined(line) => match line.split_once(' ') {
@@ -238,8 +291,12 @@ fn normalizer(value: &Value, options: &mut Options) -> Result<bool, TokenizerErr
     for item in flatten(value, "normalizers") {
         match kind(item) {
             "NFC" => options.nfc = true,
-            "Prepend" if item["prepend"] == "\u{2581}" => options.space_prefix = SpacePrefix::Always,
-            "Replace" if item["pattern"]["String"] == " " && item["content"] == "\u{2581}" => replaces = true,
+            "Prepend" if item["prepend"] == "\u{2581}" => {
+                options.space_prefix = SpacePrefix::Always
+            }
+            "Replace" if item["pattern"]["String"] == " " && item["content"] == "\u{2581}" => {
+                replaces = true
+            }
             _ => return unsupported(format!("the normalizer {}", show(item))),
         }
     }
@@ -268,7 +325,11 @@ fn pre_tokenizer(value: &Value) -> Result<PreTokenizer, TokenizerError> {
                 byte_level = true;
             }
             "Digits" => {
-                let pattern = if item["individual_digits"] == true { r"\p{N}" } else { r"\p{N}+" };
+                let pattern = if item["individual_digits"] == true {
+                    r"\p{N}"
+                } else {
+                    r"\p{N}+"
+                };
                 steps.push((pattern.to_owned(), false));
             }
             "Split" => match split_step(item) {
@@ -292,14 +353,20 @@ fn pre_tokenizer(value: &Value) -> Result<PreTokenizer, TokenizerError> {
 
 /// A step; `Some(None)` for one without effect, `None` for one that is not supported.
 fn split_step(item: &Value) -> Option<Option<(String, bool)>> {
-    let pattern = match (item["pattern"]["Regex"].as_str(), item["pattern"]["String"].as_str()) {
+    let pattern = match (
+        item["pattern"]["Regex"].as_str(),
+        item["pattern"]["String"].as_str(),
+    ) {
         (Some(pattern), None) => pattern.to_owned(),
         // Gemma's: by then its normalizer has replaced all spaces.
         (None, Some(" ")) if item["behavior"] == "MergedWithPrevious" => return Some(None),
         (None, Some(text)) => escape(text),
         _ => return None,
     };
-    match (item["behavior"].as_str()?, item["invert"].as_bool().unwrap_or(false)) {
+    match (
+        item["behavior"].as_str()?,
+        item["invert"].as_bool().unwrap_or(false),
+    ) {
         ("Isolated", _) => Some(Some((pattern, false))),
         // What the pattern matches is kept, and what it does not match removed.
         ("Removed", true) => Some(Some((pattern, true))),
@@ -323,12 +390,26 @@ fn escape(text: &str) -> String {
 /// post-processor, which adds the first two.
 fn roles(file: &File<'_>, config: &Value, options: &mut Options) -> Result<(), TokenizerError> {
     let id_of = |text: &str| {
-        let added = file.added_tokens.iter().find(|added| added.content == text).map(|added| added.id);
-        added.or_else(|| file.model.vocab.0.iter().find(|entry| entry.0.0 == text).map(|entry| entry.1))
+        let added = file
+            .added_tokens
+            .iter()
+            .find(|added| added.content == text)
+            .map(|added| added.id);
+        added.or_else(|| {
+            file.model
+                .vocab
+                .0
+                .iter()
+                .find(|entry| entry.0.0 == text)
+                .map(|entry| entry.1)
+        })
     };
     let configured = |role: &str| {
         let value = &config[role];
-        value.as_str().or_else(|| value["content"].as_str()).and_then(id_of)
+        value
+            .as_str()
+            .or_else(|| value["content"].as_str())
+            .and_then(id_of)
     };
     let (mut first, mut last) = (None, None);
     for item in flatten(&file.post_processor, "processors") {
@@ -337,7 +418,8 @@ fn roles(file: &File<'_>, config: &Value, options: &mut Options) -> Result<(), T
             "TemplateProcessing" => {
                 let parts = item["single"].as_array().map_or(&[][..], Vec::as_slice);
                 let mark = |part: Option<&Value>| {
-                    part.and_then(|part| part["SpecialToken"]["id"].as_str()).and_then(id_of)
+                    part.and_then(|part| part["SpecialToken"]["id"].as_str())
+                        .and_then(id_of)
                 };
                 (first, last) = (mark(parts.first()), mark(parts.last()));
             }
@@ -345,7 +427,8 @@ fn roles(file: &File<'_>, config: &Value, options: &mut Options) -> Result<(), T
         }
     }
     options.bos = configured("bos_token").or(first);
-    options.add_bos = config["add_bos_token"].as_bool().unwrap_or(first.is_some()) && options.bos.is_some();
+    options.add_bos =
+        config["add_bos_token"].as_bool().unwrap_or(first.is_some()) && options.bos.is_some();
     options.add_eos = config["add_eos_token"].as_bool().unwrap_or(last.is_some());
     options.ends.extend(configured("eos_token").or(last));
     options.unknown = file.model.unk_token.as_deref().and_then(id_of);

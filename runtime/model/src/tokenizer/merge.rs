@@ -89,7 +89,9 @@ impl Merges {
         let mut count = symbols.len() - 1;
         loop {
             let best = (0..count).min_by_key(|&i| pairs[i].0);
-            let Some(at) = best.filter(|&i| pairs[i].0 != NEVER) else { break };
+            let Some(at) = best.filter(|&i| pairs[i].0 != NEVER) else {
+                break;
+            };
             symbols[at] = pairs[at].1;
             symbols.remove(at + 1);
             pairs.copy_within(at + 1..count, at);
@@ -123,7 +125,8 @@ impl Merges {
         }
         while let Some(Reverse((_, at, left, right, result))) = heap.pop() {
             let second = next[at];
-            let stale = !alive[at] || second == n || symbols[at] != left || symbols[second] != right;
+            let stale =
+                !alive[at] || second == n || symbols[at] != left || symbols[second] != right;
             if stale {
                 continue;
             }
@@ -148,7 +151,17 @@ mod tests {
 
     /// Ids below 4 are letters; every pair of the list joins to a new id.
     fn merges() -> Merges {
-        let pairs = [(0, 1), (4, 2), (2, 2), (6, 6), (5, 6), (0, 0), (9, 9), (1, 3), (9, 1)];
+        let pairs = [
+            (0, 1),
+            (4, 2),
+            (2, 2),
+            (6, 6),
+            (5, 6),
+            (0, 0),
+            (9, 9),
+            (1, 3),
+            (9, 1),
+        ];
         let list = pairs.iter().enumerate().map(|(i, &(left, right))| Merge {
             left,
             right,
@@ -177,7 +190,9 @@ mod tests {
         for round in 0..3000 {
             let symbols: Vec<u32> = (0..2 + round % (SHORT - 1))
                 .map(|_| {
-                    state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    state = state
+                        .wrapping_mul(6364136223846793005)
+                        .wrapping_add(1442695040888963407);
                     (state >> 61) as u32 & 3
                 })
                 .collect();

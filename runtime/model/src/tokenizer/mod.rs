@@ -160,12 +160,21 @@ impl Tokenizer {
             return damaged("it has no tokens".to_owned());
         }
         for (index, merge) in parts.merges.iter().enumerate() {
-            if [merge.left, merge.right, merge.result].iter().any(|&id| id >= count) {
-                return damaged(format!("merge {index} names a token past the last, {count}"));
+            if [merge.left, merge.right, merge.result]
+                .iter()
+                .any(|&id| id >= count)
+            {
+                return damaged(format!(
+                    "merge {index} names a token past the last, {count}"
+                ));
             }
         }
         let options = &mut parts.options;
-        let roles = options.ends.iter().chain(&options.bos).chain(&options.unknown);
+        let roles = options
+            .ends
+            .iter()
+            .chain(&options.bos)
+            .chain(&options.unknown);
         for &id in roles.chain(parts.strips.iter().map(|strip| &strip.id)) {
             if id >= count {
                 return damaged(format!("a special token has the id {id} of {count}"));
@@ -174,7 +183,10 @@ impl Tokenizer {
         if options.add_bos && options.bos.is_none() {
             return damaged("a text is to begin with BOS, but no token is named as BOS".to_owned());
         }
-        let steps = parts.steps.iter().map(|(pattern, drops)| Step::new(pattern, *drops));
+        let steps = parts
+            .steps
+            .iter()
+            .map(|(pattern, drops)| Step::new(pattern, *drops));
         let steps = steps.collect::<Result<_, _>>()?;
         let vocab = Vocab::new(parts.tokens, options.byte_level);
         let specials = Specials::new(&vocab, parts.strips)?;
@@ -192,7 +204,11 @@ impl Tokenizer {
     /// Adds the special tokens whose names say that they end an answer.
     fn find_ends(&mut self) {
         let marked = |id: &u32| self.is_special(*id) || self.is_user_defined(*id);
-        let is_end = |id: &u32| END_NAMES.iter().any(|n| self.token_bytes(*id) == n.as_bytes());
+        let is_end = |id: &u32| {
+            END_NAMES
+                .iter()
+                .any(|n| self.token_bytes(*id) == n.as_bytes())
+        };
         let ids = (0..self.vocab_size() as u32).filter(marked).filter(is_end);
         let ids: Vec<u32> = ids.collect();
         self.add_eos_ids(&ids);
@@ -248,14 +264,18 @@ impl Tokenizer {
     pub fn token_id(&self, bytes: &[u8]) -> Option<u32> {
         let vocab = &self.0.vocab;
         vocab.lookup(bytes).or_else(|| {
-            let marks = (0..vocab.len() as u32).filter(|&id| self.is_special(id) || self.is_user_defined(id));
+            let marks = (0..vocab.len() as u32)
+                .filter(|&id| self.is_special(id) || self.is_user_defined(id));
             marks.into_iter().find(|&id| vocab.get(id) == Some(bytes))
         })
     }
 
     /// Whether a token is a mark of the format, not text.
     pub fn is_special(&self, id: u32) -> bool {
-        matches!(self.0.vocab.kind(id), Some(TokenKind::Control | TokenKind::Unknown))
+        matches!(
+            self.0.vocab.kind(id),
+            Some(TokenKind::Control | TokenKind::Unknown)
+        )
     }
 
     fn is_user_defined(&self, id: u32) -> bool {
@@ -291,15 +311,20 @@ impl Tokenizer {
 impl Inner {
     /// The ids of text without marks. `symbols` is scratch memory.
     fn encode_text(&self, text: &str, at_start: bool, symbols: &mut Vec<u32>, out: &mut Vec<u32>) {
-        let composed: Cow<'_, str> = match self.options.nfc && is_nfc_quick(text.chars()) != IsNormalized::Yes {
-            true => text.nfc().collect::<String>().into(),
-            false => text.into(),
-        };
+        let composed: Cow<'_, str> =
+            match self.options.nfc && is_nfc_quick(text.chars()) != IsNormalized::Yes {
+                true => text.nfc().collect::<String>().into(),
+                false => text.into(),
+            };
         if self.options.byte_level {
-            split::split(&self.steps, &composed, &mut |piece| self.encode_bytes(piece, symbols, out));
+            split::split(&self.steps, &composed, &mut |piece| {
+                self.encode_bytes(piece, symbols, out)
+            });
         } else {
             let spaced = self.prefix_space(composed, at_start);
-            split::split(&self.steps, &spaced, &mut |piece| self.encode_chars(piece, symbols, out));
+            split::split(&self.steps, &spaced, &mut |piece| {
+                self.encode_chars(piece, symbols, out)
+            });
         }
     }
 
@@ -323,12 +348,19 @@ impl Inner {
     fn encode_bytes(&self, piece: &str, symbols: &mut Vec<u32>, out: &mut Vec<u32>) {
         if self.options.whole_pieces
             && let Some(id) = self.vocab.lookup(piece.as_bytes())
-            && matches!(self.vocab.kind(id), Some(TokenKind::Normal | TokenKind::UserDefined))
+            && matches!(
+                self.vocab.kind(id),
+                Some(TokenKind::Normal | TokenKind::UserDefined)
+            )
         {
             return out.push(id);
         }
         symbols.clear();
-        symbols.extend(piece.bytes().filter_map(|byte| self.vocab.byte(byte).or(self.options.unknown)));
+        symbols.extend(
+            piece
+                .bytes()
+                .filter_map(|byte| self.vocab.byte(byte).or(self.options.unknown)),
+        );
         self.merges.apply(symbols, out);
     }
 

@@ -35,8 +35,12 @@ pub(super) fn write(inner: &Inner) -> Vec<u8> {
     let options = &inner.options;
     let tokens = inner.vocab.tokens();
     let merges = inner.merges.list();
-    let ranked = merges.iter().enumerate().any(|(i, merge)| merge.rank as usize != i);
-    let mut out = Vec::with_capacity(1024 + tokens.bytes.len() + tokens.ends.len() * 5 + merges.len() * 16);
+    let ranked = merges
+        .iter()
+        .enumerate()
+        .any(|(i, merge)| merge.rank as usize != i);
+    let mut out =
+        Vec::with_capacity(1024 + tokens.bytes.len() + tokens.ends.len() * 5 + merges.len() * 16);
     let word = |out: &mut Vec<u8>, value: u32| out.extend_from_slice(&value.to_le_bytes());
 
     out.extend_from_slice(MAGIC);
@@ -49,8 +53,14 @@ pub(super) fn write(inner: &Inner) -> Vec<u8> {
         (options.add_eos, ADD_EOS),
         (ranked, RANKS),
     ];
-    let flags = flags.iter().filter(|(set, _)| *set).fold(0, |all, (_, flag)| all | flag);
-    word(&mut out, flags | (options.space_prefix as u32) << SPACE_SHIFT);
+    let flags = flags
+        .iter()
+        .filter(|(set, _)| *set)
+        .fold(0, |all, (_, flag)| all | flag);
+    word(
+        &mut out,
+        flags | (options.space_prefix as u32) << SPACE_SHIFT,
+    );
     word(&mut out, options.bos.unwrap_or(NONE));
     word(&mut out, options.unknown.unwrap_or(NONE));
     word(&mut out, options.ends.len() as u32);
@@ -76,7 +86,9 @@ pub(super) fn write(inner: &Inner) -> Vec<u8> {
 
     word(&mut out, merges.len() as u32);
     for merge in merges {
-        [merge.left, merge.right, merge.result].iter().for_each(|&id| word(&mut out, id));
+        [merge.left, merge.right, merge.result]
+            .iter()
+            .for_each(|&id| word(&mut out, id));
     }
     if ranked {
         merges.iter().for_each(|merge| word(&mut out, merge.rank));
@@ -92,7 +104,10 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn fail<T>(&self, what: impl Into<String>) -> Result<T, TokenizerError> {
-        Err(TokenizerError::Section { at: self.at, what: what.into() })
+        Err(TokenizerError::Section {
+            at: self.at,
+            what: what.into(),
+        })
     }
 
     fn take(&mut self, count: usize) -> Result<&'a [u8], TokenizerError> {
@@ -141,7 +156,9 @@ pub(super) fn read(bytes: &[u8]) -> Result<Parts, TokenizerError> {
     }
     let version = reader.word()?;
     if version != VERSION {
-        return reader.fail(format!("version {version} is not {VERSION}, the one this program reads"));
+        return reader.fail(format!(
+            "version {version} is not {VERSION}, the one this program reads"
+        ));
     }
     let flags = reader.word()?;
     if flags & !KNOWN_FLAGS != 0 {
@@ -155,12 +172,19 @@ pub(super) fn read(bytes: &[u8]) -> Result<Parts, TokenizerError> {
     if reader.at != bytes.len() {
         return reader.fail(format!("{} bytes follow the end", bytes.len() - reader.at));
     }
-    Ok(Parts { tokens, merges, steps, strips, options })
+    Ok(Parts {
+        tokens,
+        merges,
+        steps,
+        strips,
+        options,
+    })
 }
 
 fn read_options(reader: &mut Reader<'_>, flags: u32) -> Result<Options, TokenizerError> {
     use SpacePrefix::*;
-    let space_prefix = [Never, Always, UnlessSpace, StartUnlessSpace][(flags >> SPACE_SHIFT & 3) as usize];
+    let space_prefix =
+        [Never, Always, UnlessSpace, StartUnlessSpace][(flags >> SPACE_SHIFT & 3) as usize];
     let (bos, unknown) = (reader.id()?, reader.id()?);
     let count = reader.count("ids that end an answer", MAX_TOKENS)?;
     Ok(Options {
@@ -195,7 +219,11 @@ fn read_strips(reader: &mut Reader<'_>) -> Result<Vec<Strip>, TokenizerError> {
     let mut strips = Vec::new();
     for _ in 0..count {
         let (id, sides) = (reader.word()?, reader.byte()?);
-        strips.push(Strip { id, left: sides & 1 != 0, right: sides & 2 != 0 });
+        strips.push(Strip {
+            id,
+            left: sides & 1 != 0,
+            right: sides & 2 != 0,
+        });
     }
     Ok(strips)
 }
@@ -215,8 +243,15 @@ fn read_tokens(reader: &mut Reader<'_>) -> Result<Tokens, TokenizerError> {
         }
     }
     let pieces = packed.iter().map(|byte| byte & PIECE != 0).collect();
-    let bytes = reader.take(ends.last().map_or(0, |&end| end as usize))?.to_vec();
-    Ok(Tokens { bytes, ends, kinds, pieces })
+    let bytes = reader
+        .take(ends.last().map_or(0, |&end| end as usize))?
+        .to_vec();
+    Ok(Tokens {
+        bytes,
+        ends,
+        kinds,
+        pieces,
+    })
 }
 
 fn read_merges(reader: &mut Reader<'_>, ranked: bool) -> Result<Vec<Merge>, TokenizerError> {
@@ -225,7 +260,11 @@ fn read_merges(reader: &mut Reader<'_>, ranked: bool) -> Result<Vec<Merge>, Toke
         return reader.fail("a length overflows");
     };
     let (entries, _) = reader.take(length)?.as_chunks::<12>();
-    let ranks = if ranked { reader.words(count)? } else { Vec::new() };
+    let ranks = if ranked {
+        reader.words(count)?
+    } else {
+        Vec::new()
+    };
     let field = |entry: &[u8; 12], at: usize| {
         u32::from_le_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]])
     };
@@ -233,7 +272,11 @@ fn read_merges(reader: &mut Reader<'_>, ranked: bool) -> Result<Vec<Merge>, Toke
         left: field(entry, 0),
         right: field(entry, 4),
         result: field(entry, 8),
-        rank: ranks.get(index).copied().unwrap_or(index as u32).min(u32::MAX - 1),
+        rank: ranks
+            .get(index)
+            .copied()
+            .unwrap_or(index as u32)
+            .min(u32::MAX - 1),
     };
     Ok(entries.iter().enumerate().map(merge).collect())
 }

@@ -36,7 +36,11 @@ impl Finder {
     fn new(vocab: &Vocab, kinds: &[TokenKind]) -> Result<Option<Self>, TokenizerError> {
         let ids: Vec<u32> = (0..vocab.len() as u32)
             .filter(|&id| vocab.kind(id).is_some_and(|kind| kinds.contains(&kind)))
-            .filter(|&id| vocab.get(id).is_some_and(|name| std::str::from_utf8(name).is_ok()))
+            .filter(|&id| {
+                vocab
+                    .get(id)
+                    .is_some_and(|name| std::str::from_utf8(name).is_ok())
+            })
             .filter(|&id| vocab.get(id).is_some_and(|name| !name.is_empty()))
             .collect();
         if ids.is_empty() {
@@ -84,10 +88,19 @@ impl Specials {
         parse_special: bool,
         mut emit: impl FnMut(Part<'t>),
     ) {
-        let finder = if parse_special { &self.all } else { &self.user_defined };
+        let finder = if parse_special {
+            &self.all
+        } else {
+            &self.user_defined
+        };
         let mut done = 0;
-        for found in finder.iter().flat_map(|finder| finder.names.find_iter(text)) {
-            let Some(&id) = finder.as_ref().and_then(|f| f.ids.get(found.pattern().as_usize()))
+        for found in finder
+            .iter()
+            .flat_map(|finder| finder.names.find_iter(text))
+        {
+            let Some(&id) = finder
+                .as_ref()
+                .and_then(|f| f.ids.get(found.pattern().as_usize()))
             else {
                 continue;
             };

@@ -91,7 +91,14 @@ pub(super) const KNOWN: &[Known] = &[
         add_bos: false,
     },
     Known {
-        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"],
+        names: &[
+            "llama-bpe",
+            "llama3",
+            "llama-v3",
+            "falcon3",
+            "pixtral",
+            "lfm2",
+        ],
         patterns: &[
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ],
@@ -130,7 +137,13 @@ pub(super) const KNOWN: &[Known] = &[
     },
     Known {
         names: &["deepseek-coder"],
-        patterns: &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"],
+        patterns: &[
+            r"[\r\n]",
+            r"\s?\p{L}+",
+            r"\s?\p{P}+",
+            r"[一-龥ࠀ-一가-퟿]+",
+            r"\p{N}",
+        ],
         nfc: false,
         whole_pieces: false,
         add_bos: false,
@@ -159,9 +172,13 @@ pub(super) fn known(name: Option<&str>) -> Result<&'static Known, TokenizerError
     };
     match name {
         None | Some("") => Err(TokenizerError::NoPreTokeniser { known: all() }),
-        Some(name) => KNOWN.iter().find(|row| row.names.contains(&name)).ok_or_else(|| {
-            TokenizerError::PreTokeniser { name: name.to_owned(), known: all() }
-        }),
+        Some(name) => KNOWN
+            .iter()
+            .find(|row| row.names.contains(&name))
+            .ok_or_else(|| TokenizerError::PreTokeniser {
+                name: name.to_owned(),
+                known: all(),
+            }),
     }
 }
 
@@ -194,7 +211,11 @@ impl Step {
         if has_possessive(head) {
             return Err(fail("it has a possessive quantifier"));
         }
-        let patterns = if trims { vec![head, r"\s+"] } else { vec![head] };
+        let patterns = if trims {
+            vec![head, r"\s+"]
+        } else {
+            vec![head]
+        };
         let config = Config::new()
             .nfa_size_limit(Some(MAX_AUTOMATON))
             .hybrid_cache_capacity(STATE_CACHE);
@@ -206,7 +227,12 @@ impl Step {
                 Some(syntax) => fail(&syntax.to_string().replace('\n', " ")),
                 None => fail(&e.to_string()),
             })?;
-        Ok(Step { pattern: pattern.to_owned(), drops_gaps, regex, trims })
+        Ok(Step {
+            pattern: pattern.to_owned(),
+            drops_gaps,
+            regex,
+            trims,
+        })
     }
 
     /// The pattern as it was given.
@@ -232,7 +258,10 @@ impl Step {
         if self.trims && found.pattern().as_usize() == 1 && end < text.len() {
             // `\s+(?!\S)`: the last space of a run goes with the word behind it, unless it is
             // the only one.
-            let last = text[start..end].chars().next_back().map_or(0, char::len_utf8);
+            let last = text[start..end]
+                .chars()
+                .next_back()
+                .map_or(0, char::len_utf8);
             if last < end - start {
                 end -= last;
             }
@@ -252,7 +281,9 @@ fn has_possessive(pattern: &str) -> bool {
         after_quantifier = false;
         match byte {
             b'\\' => {
-                let named = bytes.next().is_some_and(|letter| letter.is_ascii_alphabetic());
+                let named = bytes
+                    .next()
+                    .is_some_and(|letter| letter.is_ascii_alphabetic());
                 if named && bytes.peek() == Some(&b'{') {
                     // The braces of \p{L} are no quantifier.
                     bytes.by_ref().find(|&byte| byte == b'}');
@@ -276,7 +307,9 @@ pub(super) fn split<'t>(steps: &[Step], text: &'t str, emit: &mut dyn FnMut(&'t 
     let (mut done, mut at) = (0, 0);
     while let Some((start, end)) = step.find(text, at) {
         if start == end {
-            let Some(skipped) = text[end..].chars().next() else { break };
+            let Some(skipped) = text[end..].chars().next() else {
+                break;
+            };
             at = end + skipped.len_utf8();
             continue;
         }
@@ -297,8 +330,11 @@ mod tests {
 
     fn pieces<'t>(name: &str, text: &'t str) -> Vec<&'t str> {
         let row = known(Some(name)).unwrap();
-        let steps: Vec<Step> =
-            row.patterns.iter().map(|p| Step::new(p, false).unwrap()).collect();
+        let steps: Vec<Step> = row
+            .patterns
+            .iter()
+            .map(|p| Step::new(p, false).unwrap())
+            .collect();
         let mut out = Vec::new();
         split(&steps, text, &mut |piece| out.push(piece));
         assert_eq!(out.concat(), text, "{name} loses text");
@@ -307,9 +343,18 @@ mod tests {
 
     #[test]
     fn spaces_go_with_the_word_behind_them() {
-        assert_eq!(pieces("gpt-2", "a   b \t\tc  "), ["a", "  ", " b", " \t", "\t", "c", "  "]);
-        assert_eq!(pieces("qwen2", "x\n\n  y\t z"), ["x", "\n\n", " ", " y", "\t", " z"]);
-        assert_eq!(pieces("gpt-2", "\u{3000}\u{3000}好"), ["\u{3000}", "\u{3000}", "好"]);
+        assert_eq!(
+            pieces("gpt-2", "a   b \t\tc  "),
+            ["a", "  ", " b", " \t", "\t", "c", "  "]
+        );
+        assert_eq!(
+            pieces("qwen2", "x\n\n  y\t z"),
+            ["x", "\n\n", " ", " y", "\t", " z"]
+        );
+        assert_eq!(
+            pieces("gpt-2", "\u{3000}\u{3000}好"),
+            ["\u{3000}", "\u{3000}", "好"]
+        );
     }
 
     #[test]
@@ -330,9 +375,14 @@ mod tests {
 
     #[test]
     fn unknown_and_missing_names_list_the_known_ones() {
-        let Err(error) = known(Some("klingon")) else { panic!("accepted") };
+        let Err(error) = known(Some("klingon")) else {
+            panic!("accepted")
+        };
         let text = error.to_string();
-        assert!(text.contains("`klingon`") && text.contains("qwen2, "), "{text}");
+        assert!(
+            text.contains("`klingon`") && text.contains("qwen2, "),
+            "{text}"
+        );
         assert!(known(None).is_err() && known(Some("")).is_err());
     }
 
@@ -345,7 +395,14 @@ mod tests {
 
     #[test]
     fn what_cannot_be_matched_exactly_is_refused() {
-        for pattern in [r"(?=x)y", r"(a)\1", r"[^\s]++x", r"a{2}+", r"(", r"(?:\p{L}{99}){99}"] {
+        for pattern in [
+            r"(?=x)y",
+            r"(a)\1",
+            r"[^\s]++x",
+            r"a{2}+",
+            r"(",
+            r"(?:\p{L}{99}){99}",
+        ] {
             let error = Step::new(pattern, false).unwrap_err().to_string();
             assert!(error.contains("cannot be used"), "{error}");
         }

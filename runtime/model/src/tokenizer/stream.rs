@@ -36,7 +36,9 @@ impl TextStream {
             // Valid by the line above; the lossy form of valid text borrows it.
             out.push_str(&String::from_utf8_lossy(valid));
             rest = after;
-            let Some(invalid) = error.error_len() else { break };
+            let Some(invalid) = error.error_len() else {
+                break;
+            };
             out.push(char::REPLACEMENT_CHARACTER);
             rest = &rest[invalid..];
         }
@@ -98,7 +100,11 @@ mod tests {
         ];
         for bytes in cases {
             for step in 1..5 {
-                assert_eq!(stream(bytes, step), String::from_utf8_lossy(bytes), "{bytes:?}");
+                assert_eq!(
+                    stream(bytes, step),
+                    String::from_utf8_lossy(bytes),
+                    "{bytes:?}"
+                );
             }
         }
     }

@@ -99,7 +99,11 @@ impl Vocab {
                 bytes[usize::from(*byte)].get_or_insert(id);
             }
         }
-        Vocab { tokens, slots, bytes }
+        Vocab {
+            tokens,
+            slots,
+            bytes,
+        }
     }
 
     /// Number of tokens.
