@@ -7,13 +7,16 @@ use myq_tools::{import, model::Model, quantize, recipe::Recipe};
 
 /// A file or folder under `tests/data`.
 pub fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("data")
+        .join(name)
 }
 
 /// Imports the fixture `name` (`target` or `draft`) into `dir`.
 pub fn imported(name: &str, dir: &Path) -> PathBuf {
     let path = dir.join(format!("{name}.myq"));
-    import::import(&Model::open(&data(name)).expect("the fixture opens"), &path).expect("it imports");
+    import::import(&Model::open(&data(name)).expect("the fixture opens"), &path)
+        .expect("it imports");
     path
 }
 
@@ -34,9 +37,16 @@ pub fn quantised(name: &str, bits: u8, method: Method, dir: &Path) -> PathBuf {
 /// does not.
 pub fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a running test has a path");
-    let folder = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");
+    let folder = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("target/PROFILE/deps/TEST");
     let path = folder.join(name);
-    assert!(path.exists(), "{} is not built; run `cargo test --workspace`", path.display());
+    assert!(
+        path.exists(),
+        "{} is not built; run `cargo test --workspace`",
+        path.display()
+    );
     path
 }
 
@@ -45,7 +55,7 @@ pub struct Random(pub u64);
 
 impl Random {
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -54,6 +64,6 @@ impl Random {
 
     /// A number below `n`.
     pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
+        (self.bits() % n as u64) as usize
     }
 }

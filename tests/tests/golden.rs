@@ -5,11 +5,16 @@ use myq_tests::{data, imported};
 use serde_json::Value;
 
 fn numbers(v: &Value) -> Vec<f64> {
-    v.as_array().expect("a list").iter().map(|n| n.as_f64().expect("a number")).collect()
+    v.as_array()
+        .expect("a list")
+        .iter()
+        .map(|n| n.as_f64().expect("a number"))
+        .collect()
 }
 
 fn compare(name: &str) {
-    let text = std::fs::read_to_string(data(&format!("golden/logits-{name}.json"))).expect("the golden file");
+    let text = std::fs::read_to_string(data(&format!("golden/logits-{name}.json")))
+        .expect("the golden file");
     let golden: Value = serde_json::from_str(&text).expect("JSON");
     let dir = tempfile::tempdir().expect("a folder");
     let path = imported(name, dir.path());
@@ -22,14 +27,22 @@ fn compare(name: &str) {
         ..Options::default()
     };
     let mut engine = Engine::open(&path, &options, &mut |_, _| {}).expect("it opens");
-    let tokens: Vec<u32> = numbers(&golden["tokens"]).iter().map(|&t| t as u32).collect();
-    let ids = engine.source().tokenizer.encode(golden["text"].as_str().expect("text"), false);
+    let tokens: Vec<u32> = numbers(&golden["tokens"])
+        .iter()
+        .map(|&t| t as u32)
+        .collect();
+    let ids = engine
+        .source()
+        .tokenizer
+        .encode(golden["text"].as_str().expect("text"), false);
     assert_eq!(ids, tokens, "token ids of {name}");
     let vocab = engine.source().config.vocab;
     let logits = engine.feed(&tokens, tokens.len()).expect("it fits");
     let mut worst = 0.0f64;
-    for (position, (row, top)) in
-        logits.chunks(vocab).zip(golden["top"].as_array().expect("positions")).enumerate()
+    for (position, (row, top)) in logits
+        .chunks(vocab)
+        .zip(golden["top"].as_array().expect("positions"))
+        .enumerate()
     {
         let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = row.iter().map(|l| f64::from(l - max).exp()).sum();

@@ -79,15 +79,27 @@ fn prompt_and_decode_allocate_nothing() {
     let dir = tempfile::tempdir().expect("a folder");
     for bits in [2, 3, 4, 5, 6] {
         for name in ["target", "draft"] {
-            run(&myq_tests::quantised(name, bits, Method::Round, dir.path()), &format!("{name} at {bits} bits"));
+            run(
+                &myq_tests::quantised(name, bits, Method::Round, dir.path()),
+                &format!("{name} at {bits} bits"),
+            );
         }
     }
 }
 
 fn run(path: &std::path::Path, what: &str) {
-    let options = Options { threads: Some(2), context: Some(1024), ..Options::default() };
+    let options = Options {
+        threads: Some(2),
+        context: Some(1024),
+        ..Options::default()
+    };
     let mut engine = Engine::open(path, &options, &mut |_, _| {}).expect("it opens");
-    let settings = Sampling { temperature: 0.8, repeat_penalty: 1.1, seed: 1, ..Sampling::default() };
+    let settings = Sampling {
+        temperature: 0.8,
+        repeat_penalty: 1.1,
+        seed: 1,
+        ..Sampling::default()
+    };
     let mut sampler = Sampler::new(settings, engine.source().config.vocab);
     let prompt: Vec<u32> = (0..512).map(|i| 3 + i * 7 % 2000).collect();
     let mut token = 0;
@@ -101,6 +113,8 @@ fn run(path: &std::path::Path, what: &str) {
             token = sampler.sample(engine.step(token).expect("it fits"));
         }
     });
-    println!("{what}, 2 threads: {in_prompt} allocations over a prompt of 512, {in_decode} over 200 tokens");
+    println!(
+        "{what}, 2 threads: {in_prompt} allocations over a prompt of 512, {in_decode} over 200 tokens"
+    );
     assert_eq!((in_prompt, in_decode), (0, 0), "{what}");
 }

@@ -66,6 +66,9 @@ pub enum ToolError {
 impl ToolError {
     /// An error of the model crate in this file.
     pub fn model(path: &std::path::Path, error: impl Into<myq_model::ModelError>) -> ToolError {
-        ToolError::Model { path: path.to_owned(), error: error.into() }
+        ToolError::Model {
+            path: path.to_owned(),
+            error: error.into(),
+        }
     }
 }

@@ -30,24 +30,35 @@ const PARTS: [(&str, &str); 12] = [
 
 pub(crate) fn open(dir: &Path) -> Result<Model, ToolError> {
     let text = read(dir, "config.json")?;
-    let name = dir.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let config = Config::from_hub(&text, &name).map_err(|e| ToolError::model(&dir.join("config.json"), e))?;
+    let name = dir
+        .file_name()
+        .map(|n| n.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let config = Config::from_hub(&text, &name)
+        .map_err(|e| ToolError::model(&dir.join("config.json"), e))?;
     let json: Value = serde_json::from_str(&text).unwrap_or_default();
     let tied = json["tie_word_embeddings"].as_bool().unwrap_or(false);
     let tokenizer_config = read(dir, "tokenizer_config.json").ok();
     let tokenizer_json = read(dir, "tokenizer.json")?;
-    let mut tokenizer = Tokenizer::from_tokenizer_json(tokenizer_json.as_bytes(), tokenizer_config.as_deref().map(str::as_bytes))
-        .map_err(|e| ToolError::model(&dir.join("tokenizer.json"), e))?;
+    let mut tokenizer = Tokenizer::from_tokenizer_json(
+        tokenizer_json.as_bytes(),
+        tokenizer_config.as_deref().map(str::as_bytes),
+    )
+    .map_err(|e| ToolError::model(&dir.join("tokenizer.json"), e))?;
     tokenizer.add_eos_ids(&eos_ids(&json));
     if let Ok(text) = read(dir, "generation_config.json") {
-        let json = serde_json::from_str(&text).map_err(|e| hub(&dir.join("generation_config.json"), e.to_string()))?;
+        let json = serde_json::from_str(&text)
+            .map_err(|e| hub(&dir.join("generation_config.json"), e.to_string()))?;
         tokenizer.add_eos_ids(&eos_ids(&json));
     }
     let chat_template = match read(dir, "chat_template.jinja") {
         Ok(text) => Some(text),
         Err(_) => tokenizer_config.as_deref().and_then(template_of),
     };
-    let files = shards(dir)?.iter().map(|p| Mapped::open(p)).collect::<Result<Vec<_>, _>>()?;
+    let files = shards(dir)?
+        .iter()
+        .map(|p| Mapped::open(p))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut tensors = Vec::new();
     for (index, file) in files.iter().enumerate() {
         collect(file, index, tied, &mut tensors)?;
@@ -55,7 +66,13 @@ pub(crate) fn open(dir: &Path) -> Result<Model, ToolError> {
     // A shard's table has no order of its own; blocks by number, then by part.
     tensors.sort_by_key(|t| order(&t.name));
     if let Some(pair) = tensors.windows(2).find(|p| p[0].name == p[1].name) {
-        return Err(hub(dir, format!("tensor {} is in two shards; fetch the model again", pair[0].name)));
+        return Err(hub(
+            dir,
+            format!(
+                "tensor {} is in two shards; fetch the model again",
+                pair[0].name
+            ),
+        ));
     }
     Ok(Model {
         path: dir.to_owned(),
@@ -80,7 +97,10 @@ fn eos_ids(json: &Value) -> Vec<u32> {
 }
 
 fn hub(path: &Path, problem: String) -> ToolError {
-    ToolError::Hub { path: path.to_owned(), problem }
+    ToolError::Hub {
+        path: path.to_owned(),
+        problem,
+    }
 }
 
 fn read(dir: &Path, name: &str) -> Result<String, ToolError> {
@@ -95,7 +115,11 @@ fn template_of(config: &str) -> Option<String> {
         Value::String(text) => Some(text.clone()),
         Value::Array(list) => {
             let named = |name: &str| list.iter().find(|t| t["name"] == name);
-            Some(named("default").or(list.first())?["template"].as_str()?.to_owned())
+            Some(
+                named("default").or(list.first())?["template"]
+                    .as_str()?
+                    .to_owned(),
+            )
         }
         _ => None,
     }
@@ -113,18 +137,32 @@ fn shards(dir: &Path) -> Result<Vec<PathBuf>, ToolError> {
     }
     let text = read(dir, "model.safetensors.index.json")?;
     let map: Value = serde_json::from_str(&text).map_err(|e| hub(&index, e.to_string()))?;
-    let map = map["weight_map"].as_object().ok_or_else(|| hub(&index, "`weight_map` is missing".into()))?;
+    let map = map["weight_map"]
+        .as_object()
+        .ok_or_else(|| hub(&index, "`weight_map` is missing".into()))?;
     let names: BTreeSet<&str> = map.values().filter_map(Value::as_str).collect();
     if let Some(bad) = names.iter().find(|n| n.contains('/') || n.contains("..")) {
-        return Err(hub(&index, format!("shard name `{bad}` leaves the directory")));
+        return Err(hub(
+            &index,
+            format!("shard name `{bad}` leaves the directory"),
+        ));
     }
     Ok(names.iter().map(|n| dir.join(n)).collect())
 }
 
-fn collect(file: &Mapped, index: usize, tied: bool, out: &mut Vec<Tensor>) -> Result<(), ToolError> {
+fn collect(
+    file: &Mapped,
+    index: usize,
+    tied: bool,
+    out: &mut Vec<Tensor>,
+) -> Result<(), ToolError> {
     let path = file.path();
-    let table = SafeTensors::deserialize(file.bytes())
-        .map_err(|e| hub(path, format!("not a whole safetensors file: {e}; fetch it again")))?;
+    let table = SafeTensors::deserialize(file.bytes()).map_err(|e| {
+        hub(
+            path,
+            format!("not a whole safetensors file: {e}; fetch it again"),
+        )
+    })?;
     let base = file.bytes().as_ptr() as usize;
     let mut unknown = BTreeMap::new();
     for (name, view) in table.tensors() {
@@ -140,7 +178,12 @@ fn collect(file: &Mapped, index: usize, tied: bool, out: &mut Vec<Tensor>) -> Re
             Dtype::F16 => DType::F16,
             Dtype::BF16 => DType::BF16,
             other => {
-                return Err(hub(path, format!("tensor {name} has type {other:?}; only F32, F16 and BF16 can be imported")));
+                return Err(hub(
+                    path,
+                    format!(
+                        "tensor {name} has type {other:?}; only F32, F16 and BF16 can be imported"
+                    ),
+                ));
             }
         };
         let shape: Vec<u64> = view.shape().iter().rev().map(|&n| n as u64).collect();
@@ -148,13 +191,26 @@ fn collect(file: &Mapped, index: usize, tied: bool, out: &mut Vec<Tensor>) -> Re
             return Err(hub(path, format!("tensor {name} is empty")));
         }
         let start = view.data().as_ptr() as usize - base;
-        out.push(Tensor { name: ours, dtype, shape, file: index, start, bytes: view.data().len() });
+        out.push(Tensor {
+            name: ours,
+            dtype,
+            shape,
+            file: index,
+            start,
+            bytes: view.data().len(),
+        });
     }
-    if let Some((name, shape)) = unknown.iter().find(|(name, _)| !name.ends_with("rotary_emb.inv_freq")) {
-        return Err(hub(path, format!(
-            "tensor {name} of shape {shape:?} (and {} more) has no place in a model of this family; its results would be wrong without it",
-            unknown.len() - 1
-        )));
+    if let Some((name, shape)) = unknown
+        .iter()
+        .find(|(name, _)| !name.ends_with("rotary_emb.inv_freq"))
+    {
+        return Err(hub(
+            path,
+            format!(
+                "tensor {name} of shape {shape:?} (and {} more) has no place in a model of this family; its results would be wrong without it",
+                unknown.len() - 1
+            ),
+        ));
     }
     Ok(())
 }
@@ -173,11 +229,20 @@ fn gguf_name(name: &str) -> Option<String> {
 }
 
 fn order(name: &str) -> (usize, usize, String) {
-    let block = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+    let block = name
+        .strip_prefix("blk.")
+        .and_then(|rest| rest.split_once('.'));
     match block {
         Some((layer, part)) => {
-            let place = PARTS.iter().position(|(_, ours)| *ours == part).unwrap_or(PARTS.len());
-            (1 + layer.parse::<usize>().unwrap_or(0), place, name.to_owned())
+            let place = PARTS
+                .iter()
+                .position(|(_, ours)| *ours == part)
+                .unwrap_or(PARTS.len());
+            (
+                1 + layer.parse::<usize>().unwrap_or(0),
+                place,
+                name.to_owned(),
+            )
         }
         None if name == "token_embd.weight" => (0, 0, name.to_owned()),
         None => (usize::MAX, 0, name.to_owned()),

@@ -23,7 +23,9 @@ pub(crate) fn header(model: &Model, name: &str, recipe: Value) -> Header {
             tool: TOOL.into(),
             recipe: name.into(),
             // The first source counts: a quantised import names what was imported.
-            sources: before.as_ref().map_or_else(|| model.hashes(), |p| p.sources.clone()),
+            sources: before
+                .as_ref()
+                .map_or_else(|| model.hashes(), |p| p.sources.clone()),
             calibration: before.and_then(|p| p.calibration),
         },
         layout: "plain".into(),
@@ -33,12 +35,26 @@ pub(crate) fn header(model: &Model, name: &str, recipe: Value) -> Header {
 
 /// Writes `model` to `out` with every tensor in its own format; gives the file's hash.
 pub fn import(model: &Model, out: &Path) -> Result<String, ToolError> {
-    let specs: Vec<TensorSpec> =
-        model.tensors.iter().map(|t| TensorSpec { name: t.name.clone(), dtype: t.dtype, shape: t.shape.clone() }).collect();
-    let bar = progress::bar(model.tensors.iter().map(|t| t.bytes() as u64).sum(), "importing");
+    let specs: Vec<TensorSpec> = model
+        .tensors
+        .iter()
+        .map(|t| TensorSpec {
+            name: t.name.clone(),
+            dtype: t.dtype,
+            shape: t.shape.clone(),
+        })
+        .collect();
+    let bar = progress::bar(
+        model.tensors.iter().map(|t| t.bytes() as u64).sum(),
+        "importing",
+    );
     let header = header(model, "import", json!({ "name": "import" }));
-    let fail = |error| ToolError::Write { path: out.to_owned(), error };
-    let mut writer = MyqWriter::create(out, &header, &model.tokenizer.to_bytes(), &specs).map_err(fail)?;
+    let fail = |error| ToolError::Write {
+        path: out.to_owned(),
+        error,
+    };
+    let mut writer =
+        MyqWriter::create(out, &header, &model.tokenizer.to_bytes(), &specs).map_err(fail)?;
     for (i, t) in model.tensors.iter().enumerate() {
         writer.write_tensor(i, model.data(t)).map_err(fail)?;
         bar.inc(t.bytes() as u64);

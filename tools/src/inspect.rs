@@ -19,7 +19,10 @@ struct Class {
 
 /// `attn_q` of `blk.3.attn_q.weight`; the name without `.weight` elsewhere.
 fn role(name: &str) -> String {
-    let part = name.strip_prefix("blk.").and_then(|r| r.split_once('.')).map_or(name, |(_, part)| part);
+    let part = name
+        .strip_prefix("blk.")
+        .and_then(|r| r.split_once('.'))
+        .map_or(name, |(_, part)| part);
     part.strip_suffix(".weight").unwrap_or(part).to_owned()
 }
 
@@ -27,7 +30,14 @@ fn classes(model: &Model) -> Vec<Class> {
     let mut map: BTreeMap<(String, usize), (Class, BTreeMap<String, usize>)> = BTreeMap::new();
     for t in model.tensors.iter().filter(|t| t.is_matrix()) {
         let key = (role(&t.name), t.cols());
-        let class = Class { role: key.0.clone(), cols: key.1, formats: String::new(), count: 0, weights: 0, bytes: 0 };
+        let class = Class {
+            role: key.0.clone(),
+            cols: key.1,
+            formats: String::new(),
+            count: 0,
+            weights: 0,
+            bytes: 0,
+        };
         let (class, formats) = map.entry(key).or_insert((class, BTreeMap::new()));
         class.count += 1;
         class.weights += t.len() as u64;
@@ -36,9 +46,18 @@ fn classes(model: &Model) -> Vec<Class> {
     }
     let spell = |formats: BTreeMap<String, usize>| match formats.len() {
         1 => formats.into_keys().collect(),
-        _ => formats.iter().map(|(f, n)| format!("{n}×{f}")).collect::<Vec<_>>().join(" "),
+        _ => formats
+            .iter()
+            .map(|(f, n)| format!("{n}×{f}"))
+            .collect::<Vec<_>>()
+            .join(" "),
     };
-    map.into_values().map(|(class, formats)| Class { formats: spell(formats), ..class }).collect()
+    map.into_values()
+        .map(|(class, formats)| Class {
+            formats: spell(formats),
+            ..class
+        })
+        .collect()
 }
 
 fn bpw(bytes: u64, weights: u64) -> f64 {
@@ -46,7 +65,9 @@ fn bpw(bytes: u64, weights: u64) -> f64 {
 }
 
 fn totals(model: &Model) -> (u64, u64) {
-    model.tensors.iter().fold((0, 0), |(b, w), t| (b + t.bytes() as u64, w + t.len() as u64))
+    model.tensors.iter().fold((0, 0), |(b, w), t| {
+        (b + t.bytes() as u64, w + t.len() as u64)
+    })
 }
 
 fn kind(model: &Model) -> &'static str {
@@ -104,21 +125,63 @@ pub fn as_text(model: &Model, tensors: bool, template: bool) -> String {
     let mut line = |name: &str, value: String| out.push_str(&format!("  {name:<12} {value}\n"));
     line("name", c.name.clone());
     line("family", format!("{:?}", c.family).to_lowercase());
-    line("size", format!("{} layers, width {}, feed-forward {}", c.layers, c.width, c.ffn));
-    line("heads", format!("{} query, {} key/value, {} wide", c.heads, c.kv_heads, c.head_dim));
+    line(
+        "size",
+        format!(
+            "{} layers, width {}, feed-forward {}",
+            c.layers, c.width, c.ffn
+        ),
+    );
+    line(
+        "heads",
+        format!(
+            "{} query, {} key/value, {} wide",
+            c.heads, c.kv_heads, c.head_dim
+        ),
+    );
     line("context", format!("{} tokens", c.context));
-    line("rope", format!("theta {}, {:?} pairs, scaling {:?}", c.rope.theta, c.rope.pairing, c.rope.scaling));
-    line("vocabulary", format!("{} tokens, embedding {} rows", model.tokenizer.vocab_size(), c.vocab));
-    line("template", if model.chat_template.is_some() { "yes (--template prints it)" } else { "none" }.into());
+    line(
+        "rope",
+        format!(
+            "theta {}, {:?} pairs, scaling {:?}",
+            c.rope.theta, c.rope.pairing, c.rope.scaling
+        ),
+    );
+    line(
+        "vocabulary",
+        format!(
+            "{} tokens, embedding {} rows",
+            model.tokenizer.vocab_size(),
+            c.vocab
+        ),
+    );
+    line(
+        "template",
+        if model.chat_template.is_some() {
+            "yes (--template prints it)"
+        } else {
+            "none"
+        }
+        .into(),
+    );
     if let Some(p) = &model.provenance {
         line("made by", p.tool.clone());
         line("recipe", model.recipe.to_string());
         for source in &p.sources {
-            line("source", format!("{} blake3 {}", source.name, source.blake3));
+            line(
+                "source",
+                format!("{} blake3 {}", source.name, source.blake3),
+            );
         }
-        line("calibration", p.calibration.clone().unwrap_or_else(|| "none".into()));
+        line(
+            "calibration",
+            p.calibration.clone().unwrap_or_else(|| "none".into()),
+        );
     }
-    out.push_str(&format!("\n  {:<16}{:>8}{:>9}  {:<16}{:>12}{:>9}\n", "class", "columns", "tensors", "types", "MB", "bits"));
+    out.push_str(&format!(
+        "\n  {:<16}{:>8}{:>9}  {:<16}{:>12}{:>9}\n",
+        "class", "columns", "tensors", "types", "MB", "bits"
+    ));
     for c in classes(model) {
         out.push_str(&format!(
             "  {:<16}{:>8}{:>9}  {:<16}{:>12.2}{:>9.3}\n",
@@ -133,7 +196,12 @@ pub fn as_text(model: &Model, tensors: bool, template: bool) -> String {
     if tensors {
         out.push('\n');
         for t in &model.tensors {
-            let shape = t.shape.iter().map(u64::to_string).collect::<Vec<_>>().join(" × ");
+            let shape = t
+                .shape
+                .iter()
+                .map(u64::to_string)
+                .collect::<Vec<_>>()
+                .join(" × ");
             out.push_str(&format!(
                 "  {:<30} {:<8} {:>16} {:>11} B {:>7.3}\n",
                 t.name,

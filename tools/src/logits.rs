@@ -10,18 +10,41 @@ use crate::{ToolError, progress};
 
 /// Writes the logits of every position of every text in `tokens` (a JSON object of lists, in
 /// its order) as little-endian fp32, positions × vocabulary; gives the number of positions.
-pub fn logits(model: &Path, tokens: &Path, out: &Path, kernels: KernelChoice, threads: Option<usize>, batch: usize) -> Result<usize, ToolError> {
-    let read = |error| ToolError::Read { path: tokens.to_owned(), error };
+pub fn logits(
+    model: &Path,
+    tokens: &Path,
+    out: &Path,
+    kernels: KernelChoice,
+    threads: Option<usize>,
+    batch: usize,
+) -> Result<usize, ToolError> {
+    let read = |error| ToolError::Read {
+        path: tokens.to_owned(),
+        error,
+    };
     let text = std::fs::read_to_string(tokens).map_err(read)?;
     let texts = parse(&text).ok_or_else(|| {
-        ToolError::Setting(format!("{}: a JSON object of lists of token ids is needed", tokens.display()))
+        ToolError::Setting(format!(
+            "{}: a JSON object of lists of token ids is needed",
+            tokens.display()
+        ))
     })?;
     let longest = texts.iter().map(Vec::len).max().unwrap_or(1);
-    let options = Options { kernels, threads, context: Some(longest), batch, logit_rows: batch, ..Options::default() };
+    let options = Options {
+        kernels,
+        threads,
+        context: Some(longest),
+        batch,
+        logit_rows: batch,
+        ..Options::default()
+    };
     let mut engine = Engine::open(model, &options, &mut |_, _| {})?;
     let total: usize = texts.iter().map(Vec::len).sum();
     let bar = progress::bar(total as u64, "computing logits");
-    let write = |error| ToolError::Read { path: out.to_owned(), error };
+    let write = |error| ToolError::Read {
+        path: out.to_owned(),
+        error,
+    };
     let mut file = BufWriter::new(std::fs::File::create(out).map_err(write)?);
     for tokens in &texts {
         engine.rewind(0);
@@ -39,7 +62,16 @@ pub fn logits(model: &Path, tokens: &Path, out: &Path, kernels: KernelChoice, th
 
 fn parse(text: &str) -> Option<Vec<Vec<u32>>> {
     let json: Value = serde_json::from_str(text).ok()?;
-    let list = |v: &Value| v.as_array()?.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect();
+    let list = |v: &Value| {
+        v.as_array()?
+            .iter()
+            .map(|id| u32::try_from(id.as_u64()?).ok())
+            .collect()
+    };
     // The same order that other programs are given: by name as written in the file.
-    ["en", "zh", "code"].iter().filter_map(|k| json.get(k)).map(list).collect()
+    ["en", "zh", "code"]
+        .iter()
+        .filter_map(|k| json.get(k))
+        .map(list)
+        .collect()
 }

@@ -172,7 +172,12 @@ fn run(command: Command) -> Result<(), ToolError> {
             Ok(())
         }
         Command::Quantize(options) => run_quantize(&options),
-        Command::Inspect { model, tensors, template, json } => {
+        Command::Inspect {
+            model,
+            tensors,
+            template,
+            json,
+        } => {
             let model = Model::open(&model)?;
             if json {
                 println!("{:#}", inspect::as_json(&model));
@@ -181,13 +186,33 @@ fn run(command: Command) -> Result<(), ToolError> {
             }
             Ok(())
         }
-        Command::Verify { model, source, dequantised_digest, json } => {
-            run_verify(&model, source.as_deref(), dequantised_digest, json)
-        }
-        Command::Quickstart { model, dir, bits, prompt, n_predict } => {
-            quickstart(&Quickstart { model, dir, bits, prompt, n_predict })
-        }
-        Command::Logits { model, tokens, out, kernels, threads, batch } => {
+        Command::Verify {
+            model,
+            source,
+            dequantised_digest,
+            json,
+        } => run_verify(&model, source.as_deref(), dequantised_digest, json),
+        Command::Quickstart {
+            model,
+            dir,
+            bits,
+            prompt,
+            n_predict,
+        } => quickstart(&Quickstart {
+            model,
+            dir,
+            bits,
+            prompt,
+            n_predict,
+        }),
+        Command::Logits {
+            model,
+            tokens,
+            out,
+            kernels,
+            threads,
+            batch,
+        } => {
             let choice = KernelChoice::from_name(&kernels)
                 .ok_or_else(|| ToolError::Setting(format!("kernels `{kernels}` are not known")))?;
             let n = logits::logits(&model, &tokens, &out, choice, threads, batch)?;
@@ -199,7 +224,11 @@ fn run(command: Command) -> Result<(), ToolError> {
 
 /// The source's name with another end, in this directory.
 fn named(source: &Path, end: &str) -> PathBuf {
-    let name = if source.is_dir() { source.file_name() } else { source.file_stem() };
+    let name = if source.is_dir() {
+        source.file_name()
+    } else {
+        source.file_stem()
+    };
     let name = name.map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
     PathBuf::from(name + end)
 }
@@ -208,7 +237,10 @@ fn named(source: &Path, end: &str) -> PathBuf {
 fn refuse_same(source: &Path, out: &Path) -> Result<(), ToolError> {
     let same = matches!((source.canonicalize(), out.canonicalize()), (Ok(a), Ok(b)) if a == b);
     if same {
-        return Err(ToolError::Setting(format!("{} is the source itself; name another file with --out", out.display())));
+        return Err(ToolError::Setting(format!(
+            "{} is the source itself; name another file with --out",
+            out.display()
+        )));
     }
     Ok(())
 }
@@ -229,10 +261,16 @@ fn run_quantize(options: &Quantize) -> Result<(), ToolError> {
         print_plan(&model, &steps);
         return Ok(());
     }
-    let out = options.out.clone().unwrap_or_else(|| named(&options.model, &format!("-{}bit.myq", recipe.bits)));
+    let out = options
+        .out
+        .clone()
+        .unwrap_or_else(|| named(&options.model, &format!("-{}bit.myq", recipe.bits)));
     refuse_same(&options.model, &out)?;
     let summary = quantize::quantize(&model, &recipe, &steps, &out)?;
-    summary.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    summary
+        .notes
+        .iter()
+        .for_each(|note| eprintln!("note: {note}"));
     println!(
         "{}: {:.1} MB of tensors, {:.3} bits a weight, blake3 {}",
         out.display(),
@@ -257,19 +295,33 @@ fn print_plan(model: &Model, steps: &[Step]) {
         );
     }
     let total = quantize::forecast(model, steps);
-    println!("{:.1} MB of tensors, {:.3} bits a weight", total.bytes as f64 / 1e6, total.bits_per_weight());
+    println!(
+        "{:.1} MB of tensors, {:.3} bits a weight",
+        total.bytes as f64 / 1e6,
+        total.bits_per_weight()
+    );
 }
 
-fn run_verify(path: &Path, source: Option<&Path>, digest: bool, json: bool) -> Result<(), ToolError> {
+fn run_verify(
+    path: &Path,
+    source: Option<&Path>,
+    digest: bool,
+    json: bool,
+) -> Result<(), ToolError> {
     let model = Model::open(path)?;
     if digest {
-        verify::digests(&model).iter().for_each(|line| println!("{line}"));
+        verify::digests(&model)
+            .iter()
+            .for_each(|line| println!("{line}"));
         return Ok(());
     }
     let source = source.map(Model::open).transpose()?;
     let report = verify::verify(&model, source.as_ref())?;
     if json {
-        println!("{}", serde_json::to_string_pretty(&report).unwrap_or_default());
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&report).unwrap_or_default()
+        );
         return Ok(());
     }
     println!(
@@ -281,7 +333,12 @@ fn run_verify(path: &Path, source: Option<&Path>, digest: bool, json: bool) -> R
         report.partial_blocks
     );
     for d in report.distances.iter().take(10) {
-        println!("  {:<30} {:<8} {:>8.3} % of the source's norm", d.name, d.dtype, 100.0 * d.relative_rms);
+        println!(
+            "  {:<30} {:<8} {:>8.3} % of the source's norm",
+            d.name,
+            d.dtype,
+            100.0 * d.relative_rms
+        );
     }
     Ok(())
 }

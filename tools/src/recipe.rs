@@ -35,7 +35,11 @@ impl Recipe {
     /// A uniform recipe.
     pub fn uniform(bits: u8, method: Method) -> Result<Recipe, ToolError> {
         super_format(bits)?;
-        Ok(Recipe { bits, embedding_bits: bits.max(6), method })
+        Ok(Recipe {
+            bits,
+            embedding_bits: bits.max(6),
+            method,
+        })
     }
 
     /// `uniform-3`.
@@ -43,7 +47,9 @@ impl Recipe {
         let bits = name.strip_prefix("uniform-").and_then(|b| b.parse().ok());
         match bits {
             Some(bits) => Recipe::uniform(bits, method),
-            None => Err(ToolError::Setting(format!("recipe `{name}` is not known; known are uniform-2, -3, -4, -5 and -6"))),
+            None => Err(ToolError::Setting(format!(
+                "recipe `{name}` is not known; known are uniform-2, -3, -4, -5 and -6"
+            ))),
         }
     }
 
@@ -80,7 +86,12 @@ impl Recipe {
             } else {
                 (DType::F32, None)
             };
-            steps.push(Step { source, name, dtype, note });
+            steps.push(Step {
+                source,
+                name,
+                dtype,
+                note,
+            });
         }
         Ok(steps)
     }
@@ -93,7 +104,11 @@ fn super_format(bits: u8) -> Result<DType, ToolError> {
         4 => DType::Q4K,
         5 => DType::Q5K,
         6 => DType::Q6K,
-        other => return Err(ToolError::Setting(format!("{other} bits are not a width class; choose 2, 3, 4, 5 or 6"))),
+        other => {
+            return Err(ToolError::Setting(format!(
+                "{other} bits are not a width class; choose 2, 3, 4, 5 or 6"
+            )));
+        }
     })
 }
 
@@ -108,7 +123,12 @@ fn matrix_format(t: &Tensor, wanted: DType) -> (DType, Option<String>) {
 /// Whether the source's separate output is a copy of its embedding in another format, as GGUF
 /// files of tied models have it: one 6-bit copy then serves as both.
 fn is_tied(model: &Model) -> bool {
-    let (Some(a), Some(b)) = (model.tensor("token_embd.weight"), model.tensor("output.weight")) else { return false };
+    let (Some(a), Some(b)) = (
+        model.tensor("token_embd.weight"),
+        model.tensor("output.weight"),
+    ) else {
+        return false;
+    };
     if a.shape != b.shape {
         return false;
     }
@@ -117,7 +137,8 @@ fn is_tied(model: &Model) -> bool {
     let rows = (0..32).map(|i| i * a.rows() / 32);
     rows.into_iter().all(|r| {
         let (x, y) = (model.rows(a, r..r + 1), model.rows(b, r..r + 1));
-        let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| f64::from(x * y)).sum::<f64>();
+        let dot =
+            |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| f64::from(x * y)).sum::<f64>();
         let norm = dot(&x, &x) * dot(&y, &y);
         norm == 0.0 || dot(&x, &y) / norm.sqrt() > 0.9
     })

@@ -44,7 +44,10 @@ pub fn verify(model: &Model, source: Option<&Model>) -> Result<Report, ToolError
     if model.kind == Some(Kind::Myq) {
         report.checksums = checksums(model)?;
     }
-    let bar = progress::bar(model.tensors.iter().map(|t| t.len() as u64).sum(), "unpacking");
+    let bar = progress::bar(
+        model.tensors.iter().map(|t| t.len() as u64).sum(),
+        "unpacking",
+    );
     for t in &model.tensors {
         report.partial_blocks += unpack(model, t)?;
         report.tensors += 1;
@@ -59,7 +62,10 @@ pub fn verify(model: &Model, source: Option<&Model>) -> Result<Report, ToolError
 }
 
 fn failed(path: &Path, problem: String) -> ToolError {
-    ToolError::Verify { path: path.to_owned(), problem }
+    ToolError::Verify {
+        path: path.to_owned(),
+        problem,
+    }
 }
 
 fn checksums(model: &Model) -> Result<usize, ToolError> {
@@ -106,12 +112,19 @@ fn unpack(model: &Model, t: &Tensor) -> Result<u64, ToolError> {
 }
 
 fn packs_back(dtype: DType, row: &[u8], cols: usize) -> bool {
-    let Some(facts) = dtype.facts() else { return true };
+    let Some(facts) = dtype.facts() else {
+        return true;
+    };
     let part = &row[cols / 256 * facts.bytes..];
     let mut whole = [0; tail::MAX_BLOCK];
     let mut again = [0; tail::MAX_BLOCK];
     tail::expand(dtype, part, cols % 256, &mut whole[..facts.bytes]);
-    tail::compact(dtype, &whole[..facts.bytes], cols % 256, &mut again[..part.len()]);
+    tail::compact(
+        dtype,
+        &whole[..facts.bytes],
+        cols % 256,
+        &mut again[..part.len()],
+    );
     again[..part.len()] == *part
 }
 
@@ -120,9 +133,20 @@ fn distances(model: &Model, source: &Model) -> Result<Vec<Distance>, ToolError> 
     for t in model.tensors.iter().filter(|t| t.is_matrix()) {
         // A tied model may have been made from the source's output.
         let tied = t.name == "token_embd.weight" && model.tensor("output.weight").is_none();
-        let twin = if tied { source.tensor("output.weight") } else { None }.or_else(|| source.tensor(&t.name));
+        let twin = if tied {
+            source.tensor("output.weight")
+        } else {
+            None
+        }
+        .or_else(|| source.tensor(&t.name));
         let Some(s) = twin.filter(|s| s.shape == t.shape) else {
-            return Err(failed(&source.path, format!("it has no tensor {} of shape {:?}; give the file this one was made from", t.name, t.shape)));
+            return Err(failed(
+                &source.path,
+                format!(
+                    "it has no tensor {} of shape {:?}; give the file this one was made from",
+                    t.name, t.shape
+                ),
+            ));
         };
         let rows = ((1 << 18) / t.cols()).max(1);
         let (error, norm) = (0..t.rows().div_ceil(rows))
@@ -135,8 +159,16 @@ fn distances(model: &Model, source: &Model) -> Result<Vec<Distance>, ToolError> 
                 (error, y.iter().map(|&y| square(y)).sum::<f64>())
             })
             .reduce(|| (0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
-        let relative_rms = if norm == 0.0 { error.sqrt() } else { (error / norm).sqrt() };
-        out.push(Distance { name: t.name.clone(), dtype: t.dtype.name(), relative_rms });
+        let relative_rms = if norm == 0.0 {
+            error.sqrt()
+        } else {
+            (error / norm).sqrt()
+        };
+        out.push(Distance {
+            name: t.name.clone(),
+            dtype: t.dtype.name(),
+            relative_rms,
+        });
     }
     out.sort_by(|a, b| b.relative_rms.total_cmp(&a.relative_rms));
     Ok(out)
@@ -154,7 +186,12 @@ pub fn digests(model: &Model) -> Vec<String> {
                 hasher.update(&v.to_le_bytes());
             });
         }
-        format!("{} {} {}", t.name, t.dtype.name(), hasher.finalize().to_hex())
+        format!(
+            "{} {} {}",
+            t.name,
+            t.dtype.name(),
+            hasher.finalize().to_hex()
+        )
     };
     model.tensors.par_iter().map(digest).collect()
 }

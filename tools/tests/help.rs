@@ -10,7 +10,14 @@ fn myq(args: &[&str]) -> assert_cmd::assert::Assert {
 fn help_has_examples_and_every_command() {
     let outcome = myq(&["--help"]).success();
     let text = String::from_utf8_lossy(&outcome.get_output().stdout).into_owned();
-    for part in ["Examples:", "import", "quantize", "inspect", "verify", "quickstart"] {
+    for part in [
+        "Examples:",
+        "import",
+        "quantize",
+        "inspect",
+        "verify",
+        "quickstart",
+    ] {
         assert!(text.contains(part), "{part}");
     }
 }

@@ -74,15 +74,23 @@ impl ActBuffer {
 
     /// Column `i`, to be written for a vector of `cols` values.
     pub fn column_mut(&mut self, i: usize, cols: usize) -> ColumnMut<'_> {
-        self.columns_mut(cols).nth(i).expect("column within the buffer")
+        self.columns_mut(cols)
+            .nth(i)
+            .expect("column within the buffer")
     }
 
     /// Every column, to be written for vectors of `cols` values.
     pub fn columns_mut(&mut self, cols: usize) -> impl Iterator<Item = ColumnMut<'_>> {
         let n = cols.next_multiple_of(SUPER);
         let p = self.padded;
-        self.q.chunks_mut(p).zip(self.d.chunks_mut(p / GROUP)).zip(self.sums.chunks_mut(p / 16)).map(
-            move |((q, d), sums)| ColumnMut { q: &mut q[..n], d: &mut d[..n / GROUP], sums: &mut sums[..n / 16] },
-        )
+        self.q
+            .chunks_mut(p)
+            .zip(self.d.chunks_mut(p / GROUP))
+            .zip(self.sums.chunks_mut(p / 16))
+            .map(move |((q, d), sums)| ColumnMut {
+                q: &mut q[..n],
+                d: &mut d[..n / GROUP],
+                sums: &mut sums[..n / 16],
+            })
     }
 }

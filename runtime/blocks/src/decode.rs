@@ -33,7 +33,14 @@ fn read<T: Pod>(bytes: &[u8]) -> T {
 /// Panics if `bytes` is shorter than the block; float and linear formats have no blocks and
 /// give zeros.
 pub fn decode(dtype: DType, bytes: &[u8]) -> Decoded {
-    let mut o = Decoded { len: dtype.block_len(), d: 0.0, dmin: 0.0, scale: [1; 16], min: [0; 16], q: [0; SUPER] };
+    let mut o = Decoded {
+        len: dtype.block_len(),
+        d: 0.0,
+        dmin: 0.0,
+        scale: [1; 16],
+        min: [0; 16],
+        q: [0; SUPER],
+    };
     match dtype {
         DType::Q4_0 => {
             let b: Q4_0 = read(bytes);
@@ -49,7 +56,9 @@ pub fn decode(dtype: DType, bytes: &[u8]) -> Decoded {
             let b: Q5_0 = read(bytes);
             o.d = b.d.to_f32();
             let high = u32::from_le_bytes(b.qh);
-            nibbles(&b.qs, |i, c| o.q[i] = c as i8 + 16 * (high >> i & 1) as i8 - 16);
+            nibbles(&b.qs, |i, c| {
+                o.q[i] = c as i8 + 16 * (high >> i & 1) as i8 - 16
+            });
         }
         DType::Q5_1 => {
             let b: Q5_1 = read(bytes);
@@ -166,7 +175,12 @@ pub fn for_each_block(dtype: DType, row: &[u8], cols: usize, mut f: impl FnMut(u
     let rest = cols - whole * facts.block;
     if rest > 0 {
         let mut full = [0; tail::MAX_BLOCK];
-        tail::expand(dtype, &row[whole * facts.bytes..], rest, &mut full[..facts.bytes]);
+        tail::expand(
+            dtype,
+            &row[whole * facts.bytes..],
+            rest,
+            &mut full[..facts.bytes],
+        );
         let mut last = decode(dtype, &full);
         last.len = rest;
         f(whole * facts.block, &last);

@@ -20,14 +20,20 @@ impl Linear {
     /// `bits` of 2, 3, 5 or 6; `group` of 32, 64 or 128; `zero` for a zero-point per group.
     pub fn new(bits: u8, group: usize, zero: bool) -> Option<Linear> {
         let ok = matches!(bits, 2 | 3 | 5 | 6) && matches!(group, 32 | 64 | 128);
-        ok.then_some(Linear { bits, group: group as u8, zero })
+        ok.then_some(Linear {
+            bits,
+            group: group as u8,
+            zero,
+        })
     }
 
     /// All 24 of them.
     pub fn all() -> impl Iterator<Item = Linear> {
         [2u8, 3, 5, 6].into_iter().flat_map(|bits| {
             [32u8, 64, 128].into_iter().flat_map(move |group| {
-                [false, true].into_iter().map(move |zero| Linear { bits, group, zero })
+                [false, true]
+                    .into_iter()
+                    .map(move |zero| Linear { bits, group, zero })
             })
         })
     }
@@ -49,7 +55,12 @@ impl Linear {
 
     /// `L3G64` or, asymmetric, `L3G64Z`.
     pub fn name(self) -> String {
-        format!("L{}G{}{}", self.bits, self.group, if self.zero { "Z" } else { "" })
+        format!(
+            "L{}G{}{}",
+            self.bits,
+            self.group,
+            if self.zero { "Z" } else { "" }
+        )
     }
 
     /// The format with this name.
@@ -69,7 +80,11 @@ impl Linear {
         }
         let per_group = if self.zero { 3 } else { 2 };
         let groups = cols.div_ceil(self.group());
-        Some(self.code_bytes(cols)?.checked_add(groups * per_group)?.next_multiple_of(4))
+        Some(
+            self.code_bytes(cols)?
+                .checked_add(groups * per_group)?
+                .next_multiple_of(4),
+        )
     }
 
     /// The parts of a row: codes, scales as little-endian f16 pairs, zero-points.
@@ -85,7 +100,11 @@ impl Linear {
     #[inline]
     pub fn scale_zero(self, scales: &[u8], zeros: &[u8], g: usize) -> (f32, i32) {
         let scale = f16::from_le_bytes([scales[2 * g], scales[2 * g + 1]]).to_f32();
-        let zero = if self.zero { i32::from(zeros[g]) } else { 1 << (self.bits - 1) };
+        let zero = if self.zero {
+            i32::from(zeros[g])
+        } else {
+            1 << (self.bits - 1)
+        };
         (scale, zero)
     }
 }
@@ -134,7 +153,9 @@ mod tests {
     fn a_million_codes_come_back() {
         let mut seed = 7;
         for bits in [2u32, 3, 5, 6] {
-            let codes: Vec<u8> = (0..1_000_000).map(|_| (random(&mut seed) & ((1 << bits) - 1)) as u8).collect();
+            let codes: Vec<u8> = (0..1_000_000)
+                .map(|_| (random(&mut seed) & ((1 << bits) - 1)) as u8)
+                .collect();
             let mut packed = vec![0; codes.len() * bits as usize / 8];
             pack(bits, &codes, &mut packed);
             let mut back = vec![0; codes.len()];
@@ -148,6 +169,9 @@ mod tests {
         let mut out = [0; 3];
         pack(3, &[1, 2, 3, 4, 5, 6, 7, 0], &mut out);
         let v = u32::from_le_bytes([out[0], out[1], out[2], 0]);
-        assert_eq!(v, 1 | 2 << 3 | 3 << 6 | 4 << 9 | 5 << 12 | 6 << 15 | 7 << 18);
+        assert_eq!(
+            v,
+            1 | 2 << 3 | 3 << 6 | 4 << 9 | 5 << 12 | 6 << 15 | 7 << 18
+        );
     }
 }

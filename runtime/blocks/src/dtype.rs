@@ -61,7 +61,13 @@ pub struct Facts {
 }
 
 const fn row(dtype: DType, name: &'static str, gguf_id: u32, block: usize, bytes: usize) -> Facts {
-    Facts { dtype, name, gguf_id, block, bytes }
+    Facts {
+        dtype,
+        name,
+        gguf_id,
+        block,
+        bytes,
+    }
 }
 
 /// Every format that GGUF knows too.
@@ -104,7 +110,9 @@ impl DType {
     pub fn name(self) -> String {
         match self {
             DType::Linear(l) => l.name(),
-            other => other.facts().map_or_else(String::new, |f| f.name.to_owned()),
+            other => other
+                .facts()
+                .map_or_else(String::new, |f| f.name.to_owned()),
         }
     }
 
@@ -152,7 +160,8 @@ impl DType {
     /// Bits a weight takes in a row of whole blocks, scales included.
     pub fn nominal_bpw(self) -> f64 {
         let n = self.block_len();
-        self.row_bytes(n).map_or(f64::NAN, |b| b as f64 * 8.0 / n as f64)
+        self.row_bytes(n)
+            .map_or(f64::NAN, |b| b as f64 * 8.0 / n as f64)
     }
 }
 

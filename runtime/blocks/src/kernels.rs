@@ -19,7 +19,9 @@ pub struct Rows<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RowsError {
     /// The format cannot hold a row of that length.
-    #[error("{0} columns do not fit the format (superblock and 32-weight formats need a multiple of 32)")]
+    #[error(
+        "{0} columns do not fit the format (superblock and 32-weight formats need a multiple of 32)"
+    )]
     Columns(usize),
     /// The bytes are not a whole number of rows.
     #[error("{bytes} bytes are not a whole number of rows of {row} bytes")]
@@ -36,9 +38,17 @@ impl<'a> Rows<'a> {
     pub fn new(dtype: DType, cols: usize, data: &'a [u8]) -> Result<Rows<'a>, RowsError> {
         let row_bytes = dtype.row_bytes(cols).ok_or(RowsError::Columns(cols))?;
         if !data.len().is_multiple_of(row_bytes) {
-            return Err(RowsError::Bytes { bytes: data.len(), row: row_bytes });
+            return Err(RowsError::Bytes {
+                bytes: data.len(),
+                row: row_bytes,
+            });
         }
-        Ok(Rows { dtype, cols, row_bytes, data })
+        Ok(Rows {
+            dtype,
+            cols,
+            row_bytes,
+            data,
+        })
     }
 
     /// Format of the weights.
@@ -73,7 +83,10 @@ impl<'a> Rows<'a> {
 
     /// Rows `range` of these.
     pub fn slice(&self, range: std::ops::Range<usize>) -> Rows<'a> {
-        Rows { data: &self.data[range.start * self.row_bytes..range.end * self.row_bytes], ..*self }
+        Rows {
+            data: &self.data[range.start * self.row_bytes..range.end * self.row_bytes],
+            ..*self
+        }
     }
 }
 

@@ -73,8 +73,9 @@ block! {
 }
 
 /// Levels of IQ4_NL, from the GGUF format.
-pub const IQ4NL_LEVELS: [i8; 16] =
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+pub const IQ4NL_LEVELS: [i8; 16] = [
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+];
 
 /// The 6-bit scale and minimum of sub-block `j` (0..8) of Q4K and Q5K.
 ///
@@ -111,7 +112,11 @@ pub fn k4_pack(scale: &[u8; 8], min: &[u8; 8]) -> [u8; 12] {
 pub fn q3k_scales(packed: &[u8; 12]) -> [i8; 16] {
     let mut out = [0; 16];
     for (j, s) in out.iter_mut().enumerate() {
-        let low = if j < 8 { packed[j] & 15 } else { packed[j - 8] >> 4 };
+        let low = if j < 8 {
+            packed[j] & 15
+        } else {
+            packed[j - 8] >> 4
+        };
         let high = (packed[8 + j % 4] >> (2 * (j / 4))) & 3;
         *s = (low | (high << 4)) as i8 - 32;
     }

@@ -119,12 +119,22 @@ fn dequantize_part(dtype: DType, row: &[u8], cols: usize, start: usize, out: &mu
         let mut q = [0; 128];
         for (g, y) in out.chunks_mut(l.group()).enumerate() {
             let g = start / l.group() + g;
-            dense::unpack(l.bits(), &codes[g * l.group() * l.bits() as usize / 8..], &mut q[..y.len()]);
+            dense::unpack(
+                l.bits(),
+                &codes[g * l.group() * l.bits() as usize / 8..],
+                &mut q[..y.len()],
+            );
             let (scale, zero) = l.scale_zero(scales, zeros, g);
-            y.iter_mut().zip(&q).for_each(|(y, &q)| *y = scale * (i32::from(q) - zero) as f32);
+            y.iter_mut()
+                .zip(&q)
+                .for_each(|(y, &q)| *y = scale * (i32::from(q) - zero) as f32);
         }
     } else {
-        let at = if start == 0 { 0 } else { dtype.row_bytes(start).unwrap_or(row.len()) };
+        let at = if start == 0 {
+            0
+        } else {
+            dtype.row_bytes(start).unwrap_or(row.len())
+        };
         dequantize_row(dtype, &row[at..], out);
     }
 }
@@ -186,7 +196,11 @@ pub fn dot(dtype: DType, row: &[u8], column: &Column<'_>) -> f32 {
                     for j in 2 * g..2 * g + 2 {
                         let q = &b.q[16 * j..16 * j + 16];
                         let a = &column.q[at + 16 * j..at + 16 * j + 16];
-                        let part: i32 = q.iter().zip(a).map(|(&q, &a)| i32::from(q) * i32::from(a)).sum();
+                        let part: i32 = q
+                            .iter()
+                            .zip(a)
+                            .map(|(&q, &a)| i32::from(q) * i32::from(a))
+                            .sum();
                         dot += i32::from(b.scale[j]) * part;
                         min += i32::from(b.min[j]) * i32::from(column.sums[at / 16 + j]);
                     }
@@ -208,10 +222,18 @@ fn dot_linear(l: Linear, row: &[u8], column: &Column<'_>) -> f32 {
     for g in 0..column.x.len().div_ceil(32) {
         let n = 32.min(column.x.len() - 32 * g);
         q.fill(0);
-        dense::unpack(l.bits(), &codes[32 * g * l.bits() as usize / 8..], &mut q[..n]);
+        dense::unpack(
+            l.bits(),
+            &codes[32 * g * l.bits() as usize / 8..],
+            &mut q[..n],
+        );
         let (scale, zero) = l.scale_zero(scales, zeros, 32 * g / l.group());
         let a = &column.q[32 * g..32 * g + 32];
-        let dot: i32 = q.iter().zip(a).map(|(&q, &a)| i32::from(q) * i32::from(a)).sum();
+        let dot: i32 = q
+            .iter()
+            .zip(a)
+            .map(|(&q, &a)| i32::from(q) * i32::from(a))
+            .sum();
         let total = i32::from(column.sums[2 * g]) + i32::from(column.sums[2 * g + 1]);
         sum += scale * (column.d[g] * (dot - zero * total) as f32);
     }

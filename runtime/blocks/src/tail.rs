@@ -287,7 +287,11 @@ fn expand_trits(part: &[u8], n: usize, out: &mut [u8]) {
     let mut digits = [[0u8; 5]; 52];
     for (w, place) in (0..256).map(|w| (w, trit_place(w))) {
         // A missing weight is digit 1, the weight zero.
-        digits[place.0][place.1] = if w < n { layout::tq1_code(part[w % m], w / m) } else { 1 };
+        digits[place.0][place.1] = if w < n {
+            layout::tq1_code(part[w % m], w / m)
+        } else {
+            1
+        };
     }
     for (byte, digits) in out.iter_mut().zip(&digits) {
         *byte = layout::tq1_pack(digits);
@@ -301,7 +305,11 @@ fn compact_trits(block: &[u8], n: usize, out: &mut [u8]) {
         let digit = |k: usize| {
             let w = i + k * m;
             let (at, place) = trit_place(w);
-            if w < n { layout::tq1_code(block[at], place) } else { 0 }
+            if w < n {
+                layout::tq1_code(block[at], place)
+            } else {
+                0
+            }
         };
         *byte = layout::tq1_pack(&std::array::from_fn(digit));
     }
@@ -320,7 +328,9 @@ mod tests {
     fn expand_and_compact_are_inverse() {
         let mut seed = 3u64;
         let mut byte = || {
-            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            seed = seed
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             (seed >> 33) as u8
         };
         for f in TABLE.iter().filter(|f| f.block == 256) {

@@ -27,7 +27,13 @@ pub(crate) struct Cpu<'m, K> {
 }
 
 impl<'m, K: Kernels> Cpu<'m, K> {
-    pub(crate) fn new(kernels: K, file: &'m [u8], config: &'m Config, rope: &'m RopeTable, plan: &Plan) -> Self {
+    pub(crate) fn new(
+        kernels: K,
+        file: &'m [u8],
+        config: &'m Config,
+        rope: &'m RopeTable,
+        plan: &Plan,
+    ) -> Self {
         Cpu {
             kernels,
             file,
@@ -52,20 +58,26 @@ impl<'m, K: Kernels> Cpu<'m, K> {
 
 impl<K: Kernels> Backend for Cpu<'_, K> {
     fn begin(&mut self, batch: &Batch<'_>, embedding: &Matrix) {
-        (self.tokens, self.position, self.wanted) = (batch.tokens.len(), batch.position, batch.logits);
+        (self.tokens, self.position, self.wanted) =
+            (batch.tokens.len(), batch.position, batch.logits);
         let table = embedding.view(self.file);
         let (width, dims) = (self.config.width, self.rope.dims());
         for (i, &token) in batch.tokens.iter().enumerate() {
             let out = &mut self.state.hidden[i * width..(i + 1) * width];
             myq_blocks::decode::dequantize_row(table.dtype(), table.row(token as usize), out);
-            self.rope.angles(batch.position + i, &mut self.state.angles[i * dims..(i + 1) * dims]);
+            self.rope.angles(
+                batch.position + i,
+                &mut self.state.angles[i * dims..(i + 1) * dims],
+            );
         }
     }
 
     fn norm(&mut self, weight: &[f32]) {
         let (k, width, eps) = (self.kernels, self.config.width, self.config.norm_eps);
         let n = self.tokens * width;
-        let rows = self.state.hidden[..n].chunks(width).zip(self.state.normed[..n].chunks_mut(width));
+        let rows = self.state.hidden[..n]
+            .chunks(width)
+            .zip(self.state.normed[..n].chunks_mut(width));
         rows.for_each(|(x, out)| k.rms_norm(x, weight, eps, out));
     }
 
@@ -94,7 +106,13 @@ impl<K: Kernels> Backend for Cpu<'_, K> {
             let out = out.expect("each output of a stage has its own slot, apart from the input");
             *job = Job::new(matrix, &mut out[..self.tokens * matrix.rows]);
         }
-        multiply(self.kernels, self.file, &mut self.pool, codes, &mut jobs[..outputs.len()]);
+        multiply(
+            self.kernels,
+            self.file,
+            &mut self.pool,
+            codes,
+            &mut jobs[..outputs.len()],
+        );
     }
 
     fn rope_and_store(&mut self, index: usize, layer: &Layer) {
@@ -108,7 +126,9 @@ impl<K: Kernels> Backend for Cpu<'_, K> {
             add(key, &layer.k_bias);
             add(value, &layer.v_bias);
             let angles = &s.angles[i * dims..(i + 1) * dims];
-            query.chunks_mut(hd).for_each(|head| self.rope.turn(head, angles));
+            query
+                .chunks_mut(hd)
+                .for_each(|head| self.rope.turn(head, angles));
             for (h, (key, value)) in key.chunks_mut(hd).zip(value.chunks(hd)).enumerate() {
                 self.rope.turn(key, angles);
                 let (key_out, value_out) = s.cache.slot_mut(index, h, self.position + i);
@@ -155,7 +175,10 @@ impl<K: Kernels> Backend for Cpu<'_, K> {
         let (ffn, gate) = (self.config.ffn, Disjoint::new(&mut self.state.gate[..n]));
         self.pool.run(self.tokens, &|i, _| {
             // SAFETY: a task has one token's values.
-            k.swiglu(unsafe { gate.part(i * ffn, ffn) }, &up[i * ffn..(i + 1) * ffn]);
+            k.swiglu(
+                unsafe { gate.part(i * ffn, ffn) },
+                &up[i * ffn..(i + 1) * ffn],
+            );
         });
     }
 
@@ -201,15 +224,31 @@ struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    const NONE: Job<'static> = Job { matrix: None, out: Disjoint { start: std::ptr::null_mut(), len: 0, life: std::marker::PhantomData } };
+    const NONE: Job<'static> = Job {
+        matrix: None,
+        out: Disjoint {
+            start: std::ptr::null_mut(),
+            len: 0,
+            life: std::marker::PhantomData,
+        },
+    };
 
     fn new(matrix: &Matrix, out: &'a mut [f32]) -> Job<'a> {
-        Job { matrix: Some(*matrix), out: Disjoint::new(out) }
+        Job {
+            matrix: Some(*matrix),
+            out: Disjoint::new(out),
+        }
     }
 }
 
 /// Quantises the columns, then splits the rows of all matrices over the pool.
-fn multiply<K: Kernels>(k: K, file: &[u8], pool: &mut Pool, input: Codes<'_>, jobs: &mut [Job<'_>]) {
+fn multiply<K: Kernels>(
+    k: K,
+    file: &[u8],
+    pool: &mut Pool,
+    input: Codes<'_>,
+    jobs: &mut [Job<'_>],
+) {
     let Codes { buffer, x, cols } = input;
     let columns = x.len() / cols;
     let matrices = || jobs.iter().filter_map(|j| j.matrix.map(|m| (m, &j.out)));
@@ -225,7 +264,10 @@ fn multiply<K: Kernels>(k: K, file: &[u8], pool: &mut Pool, input: Codes<'_>, jo
     for ((m, _), t) in matrices().zip(&mut tasks) {
         let row_bytes = m.bytes() / m.rows;
         let fair = m.rows.div_ceil(pool.threads() * 4);
-        let rows = TASK_BYTES.div_ceil(row_bytes).max(MIN_ROWS).min(fair.max(MIN_ROWS));
+        let rows = TASK_BYTES
+            .div_ceil(row_bytes)
+            .max(MIN_ROWS)
+            .min(fair.max(MIN_ROWS));
         *t = (rows, total);
         total += m.rows.div_ceil(rows);
     }
@@ -235,9 +277,15 @@ fn multiply<K: Kernels>(k: K, file: &[u8], pool: &mut Pool, input: Codes<'_>, jo
             if (first..first + n).contains(&task) {
                 let start = (task - first) * rows;
                 let part = start..m.rows.min(start + rows);
-                return one_task(k, m.view(file).slice(part.clone()), part.start, m.rows, out, |i| {
-                    buffer.column(i, &x[i * cols..(i + 1) * cols])
-                }, columns);
+                return one_task(
+                    k,
+                    m.view(file).slice(part.clone()),
+                    part.start,
+                    m.rows,
+                    out,
+                    |i| buffer.column(i, &x[i * cols..(i + 1) * cols]),
+                    columns,
+                );
             }
         }
     };
@@ -246,7 +294,13 @@ fn multiply<K: Kernels>(k: K, file: &[u8], pool: &mut Pool, input: Codes<'_>, jo
 
 /// Some rows times all columns, [`MAX_COLUMNS`] at a time.
 fn one_task<'a, K: Kernels>(
-    k: K, rows: myq_blocks::Rows<'_>, first: usize, stride: usize, out: &Disjoint<'_>, column: impl Fn(usize) -> Column<'a>, columns: usize,
+    k: K,
+    rows: myq_blocks::Rows<'_>,
+    first: usize,
+    stride: usize,
+    out: &Disjoint<'_>,
+    column: impl Fn(usize) -> Column<'a>,
+    columns: usize,
 ) {
     for c in (0..columns).step_by(MAX_COLUMNS) {
         let n = MAX_COLUMNS.min(columns - c);
@@ -276,7 +330,11 @@ unsafe impl Sync for Disjoint<'_> {}
 
 impl<'a> Disjoint<'a> {
     fn new(buffer: &'a mut [f32]) -> Self {
-        Disjoint { start: buffer.as_mut_ptr(), len: buffer.len(), life: std::marker::PhantomData }
+        Disjoint {
+            start: buffer.as_mut_ptr(),
+            len: buffer.len(),
+            life: std::marker::PhantomData,
+        }
     }
 
     /// # Safety

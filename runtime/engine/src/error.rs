@@ -28,7 +28,9 @@ pub enum EngineError {
     #[error("kernels `{0}` cannot run on this processor; available: {1}")]
     Kernels(String, String),
     /// The tokens do not fit into the context.
-    #[error("{wanted} tokens do not fit into the context of {context}; raise --context or shorten the text")]
+    #[error(
+        "{wanted} tokens do not fit into the context of {context}; raise --context or shorten the text"
+    )]
     Context {
         /// Tokens that would be in the context.
         wanted: usize,
@@ -44,7 +46,9 @@ pub enum EngineError {
         vocab: usize,
     },
     /// Pages could not be locked.
-    #[error("cannot lock the model in memory: {0}; raise the limit (ulimit -l, LimitMEMLOCK=) or leave --mlock out")]
+    #[error(
+        "cannot lock the model in memory: {0}; raise the limit (ulimit -l, LimitMEMLOCK=) or leave --mlock out"
+    )]
     Lock(std::io::Error),
     /// A setting makes no sense.
     #[error("{0}")]

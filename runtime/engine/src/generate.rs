@@ -43,7 +43,8 @@ impl Stats {
 
     /// Generated tokens per second, the first left out; `None` for fewer than two.
     pub fn decode_rate(&self) -> Option<f64> {
-        (self.tokens > 1).then(|| (self.tokens - 1) as f64 / self.decode_time.as_secs_f64().max(1e-9))
+        (self.tokens > 1)
+            .then(|| (self.tokens - 1) as f64 / self.decode_time.as_secs_f64().max(1e-9))
     }
 }
 
@@ -59,16 +60,27 @@ pub fn generate(
     mut receive: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Stats, EngineError> {
     if prompt.is_empty() {
-        return Err(EngineError::Setting("the prompt is empty; give at least one token of text".into()));
+        return Err(EngineError::Setting(
+            "the prompt is empty; give at least one token of text".into(),
+        ));
     }
     let start = Instant::now();
     prompt.iter().for_each(|&t| sampler.accept(t));
     // What the context leaves: a prompt that fills it can still give one token.
-    let room = engine.plan().context.saturating_sub(engine.position() + prompt.len()) + 1;
+    let room = engine
+        .plan()
+        .context
+        .saturating_sub(engine.position() + prompt.len())
+        + 1;
     let first = engine.feed(prompt, 1)?;
     let prompt_time = start.elapsed();
-    let mut stats =
-        Stats { prompt_tokens: prompt.len(), prompt_time, tokens: 0, decode_time: Duration::ZERO, stop: Stop::Length };
+    let mut stats = Stats {
+        prompt_tokens: prompt.len(),
+        prompt_time,
+        tokens: 0,
+        decode_time: Duration::ZERO,
+        stop: Stop::Length,
+    };
     if limit == 0 {
         return Ok(stats);
     }

@@ -18,11 +18,16 @@ pub struct Mapped {
 impl Mapped {
     /// Maps the whole file.
     pub fn open(path: &Path) -> Result<Mapped, EngineError> {
-        let fail = |error| EngineError::Open { path: path.to_owned(), error };
+        let fail = |error| EngineError::Open {
+            path: path.to_owned(),
+            error,
+        };
         let file = File::open(path).map_err(fail)?;
         let meta = file.metadata().map_err(fail)?;
         if meta.is_dir() {
-            return Err(fail(std::io::Error::other("it is a directory; give a .myq or .gguf file, or `myq import` it first")));
+            return Err(fail(std::io::Error::other(
+                "it is a directory; give a .myq or .gguf file, or `myq import` it first",
+            )));
         }
         if meta.len() == 0 {
             return Err(EngineError::Empty(path.to_owned()));
@@ -32,7 +37,10 @@ impl Mapped {
         // is caught by the handler above, a change of bytes can give wrong numbers but no
         // undefined layout, as every byte pattern is valid for the integer types read.
         let map = unsafe { MmapOptions::new().map(&file) }.map_err(fail)?;
-        Ok(Mapped { map, path: path.to_owned() })
+        Ok(Mapped {
+            map,
+            path: path.to_owned(),
+        })
     }
 
     /// All bytes of the file.
@@ -52,7 +60,13 @@ impl Mapped {
         let mut present = vec![0u8; pages];
         // SAFETY: address and length are those of a live mapping, whose start is page-aligned;
         // `present` has a byte for each of its pages.
-        let ok = unsafe { libc::mincore(self.map.as_ptr().cast_mut().cast(), self.map.len(), present.as_mut_ptr().cast()) };
+        let ok = unsafe {
+            libc::mincore(
+                self.map.as_ptr().cast_mut().cast(),
+                self.map.len(),
+                present.as_mut_ptr().cast(),
+            )
+        };
         if ok != 0 {
             return 0.0;
         }
@@ -82,7 +96,8 @@ pub fn page_size() -> usize {
 /// core dump. This ends the process with a message and exit code 2 instead.
 fn end_cleanly_when_the_file_shrinks() {
     extern "C" fn on_bus_error(_: libc::c_int) {
-        const MESSAGE: &[u8] = b"error: the model file became shorter (or its disk failed) while it was in use; \
+        const MESSAGE: &[u8] =
+            b"error: the model file became shorter (or its disk failed) while it was in use; \
             stop whatever rewrites it and start again\n";
         // SAFETY: write and _exit are async-signal-safe; the message is static.
         unsafe {

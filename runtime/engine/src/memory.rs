@@ -11,7 +11,11 @@ pub fn available() -> Option<u64> {
 /// A `kB` line of a /proc file, in bytes.
 pub fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|l| l.strip_prefix(name))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|kb| kb * 1024)
+    line.split_whitespace()
+        .next()?
+        .parse::<u64>()
+        .ok()
+        .map(|kb| kb * 1024)
 }
 
 fn group_left() -> Option<u64> {
@@ -22,7 +26,10 @@ fn group_left() -> Option<u64> {
     let used: u64 = read("memory.current")?.trim().parse().ok()?;
     // Page cache counts as used but is given back on demand.
     let cache = read("memory.stat")
-        .and_then(|s| s.lines().find_map(|l| l.strip_prefix("inactive_file ")?.parse::<u64>().ok()))
+        .and_then(|s| {
+            s.lines()
+                .find_map(|l| l.strip_prefix("inactive_file ")?.parse::<u64>().ok())
+        })
         .unwrap_or(0);
     Some((max + cache).saturating_sub(used))
 }

@@ -55,11 +55,18 @@ impl Pool {
         let start = |i: usize| {
             let (shared, caller) = (shared.clone(), std::thread::current());
             let name = format!("myq-{}", i + 1);
-            std::thread::Builder::new().name(name).spawn(move || work(&shared, i, &caller)).expect("the system starts threads")
+            std::thread::Builder::new()
+                .name(name)
+                .spawn(move || work(&shared, i, &caller))
+                .expect("the system starts threads")
         };
         let workers: Vec<_> = (0..extra).map(start).collect();
         let threads = workers.iter().map(|w| w.thread().clone()).collect();
-        Pool { shared, workers, threads }
+        Pool {
+            shared,
+            workers,
+            threads,
+        }
     }
 
     /// Threads, the caller included.
@@ -98,7 +105,10 @@ impl Pool {
         let guard = Finish(s);
         take_tasks(s, body, 0);
         drop(guard);
-        assert!(s.panicked.load(Acquire) == 0, "a worker panicked; the model's state is lost");
+        assert!(
+            s.panicked.load(Acquire) == 0,
+            "a worker panicked; the model's state is lost"
+        );
     }
 }
 
@@ -150,7 +160,9 @@ fn work(s: &Shared, index: usize, caller: &Thread) {
         // SAFETY: these are the words of a reference that `run` stored before it changed
         // `epoch`, and `run` keeps the body alive until `busy` falls to zero below.
         let body: Task<'_> = unsafe { std::mem::transmute::<[usize; 2], Task<'_>>(words) };
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| take_tasks(s, body, index + 1)));
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            take_tasks(s, body, index + 1)
+        }));
         if outcome.is_err() {
             s.panicked.fetch_add(1, Release);
         }
@@ -207,7 +219,10 @@ mod tests {
                     assert!(thread < threads);
                     seen[t].fetch_add(1, Relaxed);
                 });
-                assert!(seen.iter().all(|n| n.load(Relaxed) == 1), "{threads} threads, {tasks} tasks");
+                assert!(
+                    seen.iter().all(|n| n.load(Relaxed) == 1),
+                    "{threads} threads, {tasks} tasks"
+                );
             }
         }
     }
@@ -229,7 +244,9 @@ mod tests {
     #[test]
     fn a_panic_in_a_task_reaches_the_caller() {
         let mut pool = Pool::new(3);
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.run(100, &|t, _| assert!(t != 50))));
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pool.run(100, &|t, _| assert!(t != 50))
+        }));
         assert!(result.is_err());
     }
 }

@@ -47,15 +47,28 @@ pub fn prewarm(file: &Mapped, threads: usize, progress: Progress<'_>) -> Report 
         let touch = |i: usize| {
             let piece = &bytes[i * PIECE..limit.min((i + 1) * PIECE)];
             // The sum keeps the reads; its value does not matter.
-            std::hint::black_box(piece.iter().step_by(page_size()).fold(0u8, |s, b| s.wrapping_add(*b)));
+            std::hint::black_box(
+                piece
+                    .iter()
+                    .step_by(page_size())
+                    .fold(0u8, |s, b| s.wrapping_add(*b)),
+            );
             piece.len() as u64
         };
         in_parallel(threads, pieces, &touch, limit as u64, progress);
     }
     Report {
         resident_before,
-        resident_after: if resident_before < 1.0 { file.residency() } else { 1.0 },
-        bytes: if resident_before < 1.0 { limit as u64 } else { 0 },
+        resident_after: if resident_before < 1.0 {
+            file.residency()
+        } else {
+            1.0
+        },
+        bytes: if resident_before < 1.0 {
+            limit as u64
+        } else {
+            0
+        },
         time: start.elapsed(),
         partial: limit < len,
     }
@@ -81,7 +94,13 @@ pub fn verify(file: &Myq<'_>, threads: usize, progress: Progress<'_>) -> Result<
 }
 
 /// Runs `job(i)`, which returns the bytes it did, for all `i < jobs`.
-fn in_parallel(threads: usize, jobs: usize, job: &(dyn Fn(usize) -> u64 + Sync), total: u64, progress: Progress<'_>) {
+fn in_parallel(
+    threads: usize,
+    jobs: usize,
+    job: &(dyn Fn(usize) -> u64 + Sync),
+    total: u64,
+    progress: Progress<'_>,
+) {
     let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
     let work = || {
         loop {

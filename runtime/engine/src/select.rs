@@ -31,12 +31,18 @@ impl KernelChoice {
 
     /// The name of this choice.
     pub fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(_, c)| *c == self).map_or("auto", |(n, _)| n)
+        Self::NAMES
+            .iter()
+            .find(|(_, c)| *c == self)
+            .map_or("auto", |(n, _)| n)
     }
 
     /// The choice with this name.
     pub fn from_name(name: &str) -> Option<KernelChoice> {
-        Self::NAMES.iter().find(|(n, _)| *n == name).map(|(_, c)| *c)
+        Self::NAMES
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, c)| *c)
     }
 }
 

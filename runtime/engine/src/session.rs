@@ -67,22 +67,40 @@ pub struct Engine {
 
 impl Engine {
     /// Maps, checks, prewarms and allocates. `progress` hears of the two passes over the file.
-    pub fn open(path: &Path, options: &Options, progress: Progress<'_>) -> Result<Engine, EngineError> {
+    pub fn open(
+        path: &Path,
+        options: &Options,
+        progress: Progress<'_>,
+    ) -> Result<Engine, EngineError> {
         let start = Instant::now();
         let file = Box::new(Mapped::open(path)?);
-        let fail = |error| EngineError::Model { path: path.to_owned(), error };
+        let fail = |error| EngineError::Model {
+            path: path.to_owned(),
+            error,
+        };
         let source = Arc::new(Source::open(file.bytes()).map_err(fail)?);
         let plan = plan(&source.config, options)?;
-        let prewarm = options.prewarm.then(|| prewarm::prewarm(&file, plan.threads, progress));
+        let prewarm = options
+            .prewarm
+            .then(|| prewarm::prewarm(&file, plan.threads, progress));
         if options.verify && source.kind == Kind::Myq {
-            let check = Myq::parse(file.bytes()).and_then(|m| prewarm::verify(&m, plan.threads, progress));
+            let check =
+                Myq::parse(file.bytes()).and_then(|m| prewarm::verify(&m, plan.threads, progress));
             check.map_err(|e| fail(e.into()))?;
         }
         if options.lock {
             file.lock()?;
         }
         let decoder = decoder(options.kernels, &file, &source, &plan)?;
-        Ok(Engine { decoder, source, file, plan, position: 0, prewarm, load_time: start.elapsed() })
+        Ok(Engine {
+            decoder,
+            source,
+            file,
+            plan,
+            position: 0,
+            prewarm,
+            load_time: start.elapsed(),
+        })
     }
 
     /// Passes `tokens` through the model after those already there; gives the logits of the
@@ -93,8 +111,19 @@ impl Engine {
         let mut passes = tokens.chunks(self.plan.batch).peekable();
         while let Some(tokens) = passes.next() {
             let last = passes.peek().is_none();
-            let logits = if last { rows.min(tokens.len()).min(self.plan.logit_rows) } else { 0 };
-            self.decoder.run(&self.source.weights, &Batch { tokens, position: self.position, logits });
+            let logits = if last {
+                rows.min(tokens.len()).min(self.plan.logit_rows)
+            } else {
+                0
+            };
+            self.decoder.run(
+                &self.source.weights,
+                &Batch {
+                    tokens,
+                    position: self.position,
+                    logits,
+                },
+            );
             self.position += tokens.len();
         }
         Ok(self.decoder.logits())
@@ -106,7 +135,11 @@ impl Engine {
     }
 
     fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
-        let (wanted, context, vocab) = (self.position + tokens.len(), self.plan.context, self.source.config.vocab);
+        let (wanted, context, vocab) = (
+            self.position + tokens.len(),
+            self.plan.context,
+            self.source.config.vocab,
+        );
         if wanted > context {
             return Err(EngineError::Context { wanted, context });
         }
@@ -159,18 +192,27 @@ impl Engine {
 
 fn plan(config: &Config, options: &Options) -> Result<Plan, EngineError> {
     let at_least_one = |value: usize, name: &str| match value {
-        0 => Err(EngineError::Setting(format!("{name} is 0; it must be at least 1"))),
+        0 => Err(EngineError::Setting(format!(
+            "{name} is 0; it must be at least 1"
+        ))),
         n => Ok(n),
     };
-    let threads = at_least_one(options.threads.unwrap_or_else(default_threads), "the number of threads")?;
+    let threads = at_least_one(
+        options.threads.unwrap_or_else(default_threads),
+        "the number of threads",
+    )?;
     if threads > 1024 {
-        return Err(EngineError::Setting(format!("{threads} threads are more than any machine runs well; ask for at most 1024")));
+        return Err(EngineError::Setting(format!(
+            "{threads} threads are more than any machine runs well; ask for at most 1024"
+        )));
     }
     let available = memory::available().unwrap_or(u64::MAX);
     let wanted = options.context.unwrap_or(4096).min(config.context);
     let context = Plan::fit_context(config, at_least_one(wanted, "the context")?, available);
     if context < wanted {
-        log::warn!("context shortened from {wanted} to {context} tokens, to fit half of the available memory");
+        log::warn!(
+            "context shortened from {wanted} to {context} tokens, to fit half of the available memory"
+        );
     }
     let context = context.min(config.context);
     Ok(Plan {
@@ -202,12 +244,21 @@ impl<K: Kernels> Decoder for Cpu<'_, K> {
     }
 }
 
-fn decoder(choice: KernelChoice, file: &Mapped, source: &Source, plan: &Plan) -> Result<Box<dyn Decoder>, EngineError> {
+fn decoder(
+    choice: KernelChoice,
+    file: &Mapped,
+    source: &Source,
+    plan: &Plan,
+) -> Result<Box<dyn Decoder>, EngineError> {
     // SAFETY: `file` is in a box and `source` in an `Arc`, both in the same `Engine` as the
     // decoder, which is declared, and so dropped, before them; neither moves nor changes.
     let (bytes, config, rope): (&'static [u8], &'static Config, &'static RopeTable) = unsafe {
         let extend = |b: &[u8]| std::slice::from_raw_parts(b.as_ptr(), b.len());
-        (extend(file.bytes()), &*std::ptr::from_ref(&source.config), &*std::ptr::from_ref(&source.rope))
+        (
+            extend(file.bytes()),
+            &*std::ptr::from_ref(&source.config),
+            &*std::ptr::from_ref(&source.rope),
+        )
     };
     macro_rules! on {
         ($kernels:expr) => {
@@ -219,6 +270,9 @@ fn decoder(choice: KernelChoice, file: &Mapped, source: &Source, plan: &Plan) ->
         (KernelChoice::Auto | KernelChoice::Neon, _, Some(k)) => on!(k),
         (KernelChoice::Auto | KernelChoice::Scalar, _, _) => on!(Scalar),
         (KernelChoice::Exact, _, _) => on!(Exact),
-        (other, _, _) => Err(EngineError::Kernels(other.name().to_owned(), crate::available_kernels().join(", "))),
+        (other, _, _) => Err(EngineError::Kernels(
+            other.name().to_owned(),
+            crate::available_kernels().join(", "),
+        )),
     }
 }

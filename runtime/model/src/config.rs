@@ -108,7 +108,9 @@ impl Config {
     /// Refuses sizes that no forward pass can have; names the field.
     pub fn check(&self) -> Result<(), ModelError> {
         let bad = |what: &str, value: usize| {
-            Err(ModelError::Config(format!("{what} is {value}; the file's configuration is damaged or not of this family")))
+            Err(ModelError::Config(format!(
+                "{what} is {value}; the file's configuration is damaged or not of this family"
+            )))
         };
         let limits = [
             ("layers", self.layers, 1 << 12),
@@ -128,11 +130,20 @@ impl Config {
         if !self.heads.is_multiple_of(self.kv_heads) {
             return bad("kv_heads does not divide heads; kv_heads", self.kv_heads);
         }
-        if self.rope.dims == 0 || !self.rope.dims.is_multiple_of(2) || self.rope.dims > self.head_dim {
+        if self.rope.dims == 0
+            || !self.rope.dims.is_multiple_of(2)
+            || self.rope.dims > self.head_dim
+        {
             return bad("rope.dims", self.rope.dims);
         }
-        if !(self.norm_eps.is_finite() && self.norm_eps >= 0.0 && self.rope.theta.is_finite() && self.rope.theta > 0.0) {
-            return Err(ModelError::Config("norm epsilon or rope theta is not a positive number".into()));
+        if !(self.norm_eps.is_finite()
+            && self.norm_eps >= 0.0
+            && self.rope.theta.is_finite()
+            && self.rope.theta > 0.0)
+        {
+            return Err(ModelError::Config(
+                "norm epsilon or rope theta is not a positive number".into(),
+            ));
         }
         Ok(())
     }
@@ -149,7 +160,9 @@ impl Config {
 
     /// From the metadata of a GGUF file.
     pub fn from_gguf(g: &Gguf<'_>) -> Result<Config, ModelError> {
-        let arch = g.str("general.architecture").ok_or_else(|| missing("general.architecture"))?;
+        let arch = g
+            .str("general.architecture")
+            .ok_or_else(|| missing("general.architecture"))?;
         let family = match arch {
             "llama" => Family::Llama,
             "qwen2" => Family::Qwen2,
@@ -178,13 +191,20 @@ impl Config {
             vocab: g
                 .tensor("token_embd.weight")
                 .and_then(|t| t.shape.get(1).copied())
-                .ok_or_else(|| ModelError::Missing("token_embd.weight".into()))? as usize,
+                .ok_or_else(|| ModelError::Missing("token_embd.weight".into()))?
+                as usize,
             context: need("context_length")?,
-            norm_eps: g.f32(&key("attention.layer_norm_rms_epsilon")).ok_or_else(|| missing(&key("attention.layer_norm_rms_epsilon")))?,
+            norm_eps: g
+                .f32(&key("attention.layer_norm_rms_epsilon"))
+                .ok_or_else(|| missing(&key("attention.layer_norm_rms_epsilon")))?,
             rope: Rope {
                 theta: g.f32(&key("rope.freq_base")).unwrap_or(10_000.0),
                 dims: number("rope.dimension_count").unwrap_or(head_dim),
-                pairing: if family == Family::Llama { Pairing::Interleaved } else { Pairing::Half },
+                pairing: if family == Family::Llama {
+                    Pairing::Interleaved
+                } else {
+                    Pairing::Half
+                },
                 scaling: gguf_scaling(g, arch)?,
             },
         };
@@ -194,16 +214,22 @@ impl Config {
 
     /// From the `config.json` of a model-hub directory.
     pub fn from_hub(json: &str, name: &str) -> Result<Config, ModelError> {
-        let hub: Hub = serde_json::from_str(json).map_err(|e| ModelError::Config(format!("config.json: {e}")))?;
+        let hub: Hub = serde_json::from_str(json)
+            .map_err(|e| ModelError::Config(format!("config.json: {e}")))?;
         let family = match hub.model_type.as_str() {
             "llama" | "mistral" => Family::Llama,
             "qwen2" => Family::Qwen2,
             other => return Err(ModelError::Family(other.to_owned())),
         };
         if !matches!(hub.hidden_act.as_deref(), None | Some("silu")) {
-            return Err(ModelError::Config(format!("hidden_act {:?} is not silu", hub.hidden_act.unwrap_or_default())));
+            return Err(ModelError::Config(format!(
+                "hidden_act {:?} is not silu",
+                hub.hidden_act.unwrap_or_default()
+            )));
         }
-        let head_dim = hub.head_dim.unwrap_or(hub.hidden_size / hub.num_attention_heads.max(1));
+        let head_dim = hub
+            .head_dim
+            .unwrap_or(hub.hidden_size / hub.num_attention_heads.max(1));
         let config = Config {
             family,
             name: name.to_owned(),
@@ -215,13 +241,17 @@ impl Config {
             head_dim,
             vocab: hub.vocab_size,
             // Without a sliding window in the forward pass, no more context than one window.
-            context: hub.window().map_or(hub.max_position_embeddings, |w| w.min(hub.max_position_embeddings)),
+            context: hub.window().map_or(hub.max_position_embeddings, |w| {
+                w.min(hub.max_position_embeddings)
+            }),
             norm_eps: hub.rms_norm_eps,
             rope: Rope {
                 theta: hub.rope_theta.unwrap_or(10_000.0),
                 dims: head_dim,
                 pairing: Pairing::Half,
-                scaling: hub.rope_scaling.map_or(Ok(Scaling::None), |s| s.read(hub.max_position_embeddings))?,
+                scaling: hub
+                    .rope_scaling
+                    .map_or(Ok(Scaling::None), |s| s.read(hub.max_position_embeddings))?,
             },
         };
         config.check()?;
@@ -230,7 +260,9 @@ impl Config {
 }
 
 fn missing(key: &str) -> ModelError {
-    ModelError::Config(format!("metadata key {key} is missing; the file is not a complete model"))
+    ModelError::Config(format!(
+        "metadata key {key} is missing; the file is not a complete model"
+    ))
 }
 
 fn gguf_scaling(g: &Gguf<'_>, arch: &str) -> Result<Scaling, ModelError> {
@@ -241,12 +273,17 @@ fn gguf_scaling(g: &Gguf<'_>, arch: &str) -> Result<Scaling, ModelError> {
         "linear" => Ok(Scaling::Linear { factor }),
         "yarn" => Ok(Scaling::Yarn {
             factor,
-            original: g.u64(&key("original_context_length")).ok_or_else(|| missing(&key("original_context_length")))? as usize,
+            original: g
+                .u64(&key("original_context_length"))
+                .ok_or_else(|| missing(&key("original_context_length")))?
+                as usize,
             beta_fast: g.f32(&key("yarn_beta_fast")).unwrap_or(32.0),
             beta_slow: g.f32(&key("yarn_beta_slow")).unwrap_or(1.0),
             attention: g.f32(&key("attn_factor")).unwrap_or(1.0),
         }),
-        other => Err(ModelError::Config(format!("rope scaling `{other}` is not known; known are none, linear, yarn"))),
+        other => Err(ModelError::Config(format!(
+            "rope scaling `{other}` is not known; known are none, linear, yarn"
+        ))),
     }
 }
 
@@ -272,7 +309,8 @@ struct Hub {
 
 impl Hub {
     fn window(&self) -> Option<usize> {
-        self.sliding_window.filter(|_| self.use_sliding_window != Some(false))
+        self.sliding_window
+            .filter(|_| self.use_sliding_window != Some(false))
     }
 }
 
@@ -308,7 +346,9 @@ impl HubScaling {
                 beta_fast: self.beta_fast.unwrap_or(32.0),
                 beta_slow: self.beta_slow.unwrap_or(1.0),
                 // config.json states the whole temperature; ours multiplies the paper's.
-                attention: self.attention_factor.map_or(1.0, |a| a / yarn_temperature(factor)),
+                attention: self
+                    .attention_factor
+                    .map_or(1.0, |a| a / yarn_temperature(factor)),
             }),
             other => Err(ModelError::Config(format!(
                 "rope_scaling `{other}` is not known; known are default, linear, llama3, yarn"
@@ -319,5 +359,9 @@ impl HubScaling {
 
 /// The attention temperature of the YaRN paper, equation 22.
 pub(crate) fn yarn_temperature(factor: f32) -> f32 {
-    if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
+    if factor <= 1.0 {
+        1.0
+    } else {
+        0.1 * factor.ln() + 1.0
+    }
 }

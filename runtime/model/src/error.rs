@@ -4,13 +4,17 @@
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// Neither `.myq` nor GGUF.
-    #[error("the file starts with neither the .myq nor the GGUF signature; give a .myq or .gguf file")]
+    #[error(
+        "the file starts with neither the .myq nor the GGUF signature; give a .myq or .gguf file"
+    )]
     Signature,
     /// The container is damaged.
     #[error(transparent)]
     Format(#[from] myq_format::Error),
     /// A family without a forward pass here.
-    #[error("models of the family `{0}` are not supported; supported are llama (Llama, SmolLM2, Mistral) and qwen2")]
+    #[error(
+        "models of the family `{0}` are not supported; supported are llama (Llama, SmolLM2, Mistral) and qwen2"
+    )]
     Family(String),
     /// A configuration that cannot be.
     #[error("{0}")]

@@ -17,7 +17,14 @@ pub fn forward<B: Backend>(backend: &mut B, weights: &Weights, batch: &Batch<'_>
 
 fn attention<B: Backend>(backend: &mut B, index: usize, layer: &Layer) {
     backend.norm(&layer.attn_norm);
-    backend.project(Slot::Normed, &[(layer.q, Slot::Query), (layer.k, Slot::Key), (layer.v, Slot::Value)]);
+    backend.project(
+        Slot::Normed,
+        &[
+            (layer.q, Slot::Query),
+            (layer.k, Slot::Key),
+            (layer.v, Slot::Value),
+        ],
+    );
     backend.rope_and_store(index, layer);
     backend.attend(index);
     backend.project(Slot::Attention, &[(layer.o, Slot::Delta)]);
@@ -26,7 +33,10 @@ fn attention<B: Backend>(backend: &mut B, index: usize, layer: &Layer) {
 
 fn feed_forward<B: Backend>(backend: &mut B, layer: &Layer) {
     backend.norm(&layer.ffn_norm);
-    backend.project(Slot::Normed, &[(layer.gate, Slot::Gate), (layer.up, Slot::Up)]);
+    backend.project(
+        Slot::Normed,
+        &[(layer.gate, Slot::Gate), (layer.up, Slot::Up)],
+    );
     backend.activate();
     backend.project(Slot::Gate, &[(layer.down, Slot::Delta)]);
     backend.add();

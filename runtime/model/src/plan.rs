@@ -25,7 +25,8 @@ impl Plan {
     /// Bytes of the buffers of [`crate::State`] other than the cache.
     pub fn buffer_bytes(&self, c: &Config) -> usize {
         let per_token = 3 * c.width + 2 * c.q_width() + 2 * c.kv_width() + 2 * c.ffn + c.rope.dims;
-        let floats = self.batch * per_token + self.logit_rows * c.vocab + self.threads * self.context;
+        let floats =
+            self.batch * per_token + self.logit_rows * c.vocab + self.threads * self.context;
         let padded = c.width.max(c.q_width()).max(c.ffn).next_multiple_of(SUPER);
         // Codes, a scale for each 32 and a sum for each 16.
         4 * floats + self.batch * (padded + padded / 8 + padded / 8)
@@ -46,17 +47,37 @@ mod tests {
     use crate::config::{Family, Pairing, Rope, Scaling};
 
     fn config() -> Config {
-        let rope = Rope { theta: 1e4, dims: 128, pairing: Pairing::Half, scaling: Scaling::None };
+        let rope = Rope {
+            theta: 1e4,
+            dims: 128,
+            pairing: Pairing::Half,
+            scaling: Scaling::None,
+        };
         let (layers, width, ffn, heads, kv_heads) = (32, 4096, 11008, 32, 8);
         Config {
-            family: Family::Llama, name: String::new(), layers, width, ffn, heads, kv_heads,
-            head_dim: 128, vocab: 32000, context: 131072, norm_eps: 1e-5, rope,
+            family: Family::Llama,
+            name: String::new(),
+            layers,
+            width,
+            ffn,
+            heads,
+            kv_heads,
+            head_dim: 128,
+            vocab: 32000,
+            context: 131072,
+            norm_eps: 1e-5,
+            rope,
         }
     }
 
     #[test]
     fn cache_of_a_7b_model_at_8192_tokens_takes_1_07_gb() {
-        let plan = Plan { context: 8192, batch: 1, logit_rows: 1, threads: 1 };
+        let plan = Plan {
+            context: 8192,
+            batch: 1,
+            logit_rows: 1,
+            threads: 1,
+        };
         assert_eq!(plan.kv_bytes(&config()), 1_073_741_824);
     }
 

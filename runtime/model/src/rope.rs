@@ -18,15 +18,26 @@ impl RopeTable {
         let rope = &config.rope;
         let half = rope.dims / 2;
         let base = |i: usize| rope.theta.powf(-2.0 * i as f32 / rope.dims as f32);
-        let mut frequencies: Vec<f32> = (0..half).map(|i| scaled(rope.scaling, base(i), i, rope.dims, rope.theta)).collect();
+        let mut frequencies: Vec<f32> = (0..half)
+            .map(|i| scaled(rope.scaling, base(i), i, rope.dims, rope.theta))
+            .collect();
         if let Some(factors) = factors {
-            frequencies.iter_mut().zip(factors).for_each(|(f, factor)| *f /= factor);
+            frequencies
+                .iter_mut()
+                .zip(factors)
+                .for_each(|(f, factor)| *f /= factor);
         }
         let magnitude = match rope.scaling {
-            Scaling::Yarn { factor, attention, .. } => attention * yarn_temperature(factor),
+            Scaling::Yarn {
+                factor, attention, ..
+            } => attention * yarn_temperature(factor),
             _ => 1.0,
         };
-        RopeTable { frequencies, magnitude, pairing: rope.pairing }
+        RopeTable {
+            frequencies,
+            magnitude,
+            pairing: rope.pairing,
+        }
     }
 
     /// Writes `cos, sin` of each pair at `position` into `out`, `dims` values.
@@ -61,7 +72,12 @@ fn scaled(scaling: Scaling, f: f32, i: usize, dims: usize, theta: f32) -> f32 {
     match scaling {
         Scaling::None => f,
         Scaling::Linear { factor } => f / factor,
-        Scaling::Llama3 { factor, low, high, original } => {
+        Scaling::Llama3 {
+            factor,
+            low,
+            high,
+            original,
+        } => {
             let turns = original as f32 * f / (2.0 * PI);
             if turns < low {
                 f / factor
@@ -72,9 +88,17 @@ fn scaled(scaling: Scaling, f: f32, i: usize, dims: usize, theta: f32) -> f32 {
                 (1.0 - keep) * f / factor + keep * f
             }
         }
-        Scaling::Yarn { factor, original, beta_fast, beta_slow, .. } => {
+        Scaling::Yarn {
+            factor,
+            original,
+            beta_fast,
+            beta_slow,
+            ..
+        } => {
             // The pair that makes `turns` rotations over the trained context.
-            let pair = |turns: f32| dims as f32 * (original as f32 / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
+            let pair = |turns: f32| {
+                dims as f32 * (original as f32 / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln())
+            };
             let low = pair(beta_fast).floor().max(0.0);
             let high = pair(beta_slow).ceil().min(dims as f32 - 1.0);
             let stretch = ((i as f32 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
@@ -88,13 +112,28 @@ mod tests {
     use super::*;
 
     fn frequencies(scaling: Scaling) -> Vec<f32> {
-        (0..32).map(|i| scaled(scaling, 500_000f32.powf(-2.0 * i as f32 / 64.0), i, 64, 500_000.0)).collect()
+        (0..32)
+            .map(|i| {
+                scaled(
+                    scaling,
+                    500_000f32.powf(-2.0 * i as f32 / 64.0),
+                    i,
+                    64,
+                    500_000.0,
+                )
+            })
+            .collect()
     }
 
     #[test]
     fn llama3_keeps_short_waves_and_stretches_long_ones() {
         let plain = frequencies(Scaling::None);
-        let s = frequencies(Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 });
+        let s = frequencies(Scaling::Llama3 {
+            factor: 8.0,
+            low: 1.0,
+            high: 4.0,
+            original: 8192,
+        });
         assert_eq!(s[0], plain[0]);
         assert_eq!(s[31], plain[31] / 8.0);
         assert!(s.iter().zip(&plain).all(|(s, p)| s <= p && *s >= p / 8.0));
@@ -103,7 +142,13 @@ mod tests {
     #[test]
     fn yarn_lies_between_plain_and_linear() {
         let plain = frequencies(Scaling::None);
-        let s = frequencies(Scaling::Yarn { factor: 4.0, original: 4096, beta_fast: 32.0, beta_slow: 1.0, attention: 1.0 });
+        let s = frequencies(Scaling::Yarn {
+            factor: 4.0,
+            original: 4096,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention: 1.0,
+        });
         assert_eq!(s[0], plain[0]);
         assert_eq!(s[31], plain[31] / 4.0);
         assert!((yarn_temperature(4.0) - 1.138_629_4).abs() < 1e-6);
@@ -111,7 +156,11 @@ mod tests {
 
     #[test]
     fn both_pairings_turn_the_same_pairs() {
-        let table = |pairing| RopeTable { frequencies: vec![1.0, 0.1], magnitude: 1.0, pairing };
+        let table = |pairing| RopeTable {
+            frequencies: vec![1.0, 0.1],
+            magnitude: 1.0,
+            pairing,
+        };
         let mut angles = [0.0; 4];
         table(Pairing::Half).angles(3, &mut angles);
         let (mut a, mut b) = ([1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0]);

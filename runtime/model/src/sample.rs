@@ -43,7 +43,9 @@ impl Default for Sampling {
 impl Sampling {
     /// Names the first setting that makes no sense.
     pub fn check(&self) -> Result<(), String> {
-        let wrong = |name: &str, value: f32, range: &str| Err(format!("{name} is {value}; it must be {range}"));
+        let wrong = |name: &str, value: f32, range: &str| {
+            Err(format!("{name} is {value}; it must be {range}"))
+        };
         if !(0.0..=100.0).contains(&self.temperature) {
             return wrong("temperature", self.temperature, "between 0 and 100");
         }
@@ -57,7 +59,11 @@ impl Sampling {
             return wrong("repeat-penalty", self.repeat_penalty, "above 0");
         }
         if !(self.presence_penalty.is_finite() && self.frequency_penalty.is_finite()) {
-            return wrong("presence-penalty or frequency-penalty", f32::NAN, "a number");
+            return wrong(
+                "presence-penalty or frequency-penalty",
+                f32::NAN,
+                "a number",
+            );
         }
         Ok(())
     }
@@ -113,11 +119,15 @@ impl Sampler {
         }
         self.collect(logits);
         if s.temperature == 0.0 {
-            let best = self.candidates.iter().copied().reduce(|a, b| if b.0 > a.0 { b } else { a });
+            let best = self
+                .candidates
+                .iter()
+                .copied()
+                .reduce(|a, b| if b.0 > a.0 { b } else { a });
             return best.map_or(0, |c| c.1);
         }
         self.keep_top_k();
-        self.to_probabilities();
+        self.make_probabilities();
         self.keep_top_p();
         self.draw()
     }
@@ -130,15 +140,27 @@ impl Sampler {
     fn collect(&mut self, logits: &[f32]) {
         let (s, counts) = (self.settings, &self.counts);
         self.candidates.clear();
-        self.candidates.extend(logits.iter().zip(counts).zip(0..).filter(|((l, _), _)| !l.is_nan()).map(
-            |((&logit, &count), id)| {
-                if count == 0 {
-                    return (logit, id);
-                }
-                let scaled = if logit > 0.0 { logit / s.repeat_penalty } else { logit * s.repeat_penalty };
-                (scaled - s.presence_penalty - s.frequency_penalty * f32::from(count), id)
-            },
-        ));
+        self.candidates.extend(
+            logits
+                .iter()
+                .zip(counts)
+                .zip(0..)
+                .filter(|((l, _), _)| !l.is_nan())
+                .map(|((&logit, &count), id)| {
+                    if count == 0 {
+                        return (logit, id);
+                    }
+                    let scaled = if logit > 0.0 {
+                        logit / s.repeat_penalty
+                    } else {
+                        logit * s.repeat_penalty
+                    };
+                    (
+                        scaled - s.presence_penalty - s.frequency_penalty * f32::from(count),
+                        id,
+                    )
+                }),
+        );
         if self.candidates.is_empty() {
             self.candidates.push((0.0, 0));
         }
@@ -155,7 +177,7 @@ impl Sampler {
         self.candidates.sort_unstable_by(falling);
     }
 
-    fn to_probabilities(&mut self) {
+    fn make_probabilities(&mut self) {
         let max = self.candidates[0].0;
         let mut sum = 0.0;
         for c in &mut self.candidates {
@@ -177,7 +199,8 @@ impl Sampler {
             sum += c.0;
             sum >= self.settings.top_p * total
         });
-        self.candidates.truncate(enough.map_or(usize::MAX, |n| n + 1));
+        self.candidates
+            .truncate(enough.map_or(usize::MAX, |n| n + 1));
     }
 
     fn draw(&mut self) -> u32 {
@@ -221,17 +244,27 @@ mod tests {
 
     #[test]
     fn penalties_move_greedy_on() {
-        let mut s = sampler(Sampling { presence_penalty: 5.0, ..Sampling::default() });
+        let mut s = sampler(Sampling {
+            presence_penalty: 5.0,
+            ..Sampling::default()
+        });
         s.accept(1);
         assert_eq!(s.sample(&LOGITS), 2);
-        let mut s = sampler(Sampling { repeat_penalty: 2.0, ..Sampling::default() });
+        let mut s = sampler(Sampling {
+            repeat_penalty: 2.0,
+            ..Sampling::default()
+        });
         s.accept(1);
         assert_eq!(s.sample(&LOGITS), 2);
     }
 
     #[test]
     fn the_window_forgets() {
-        let mut s = sampler(Sampling { presence_penalty: 5.0, penalty_window: 2, ..Sampling::default() });
+        let mut s = sampler(Sampling {
+            presence_penalty: 5.0,
+            penalty_window: 2,
+            ..Sampling::default()
+        });
         s.accept(1);
         s.accept(0);
         s.accept(0);
@@ -240,7 +273,14 @@ mod tests {
 
     #[test]
     fn frequencies_follow_the_softmax() {
-        let open = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 3, ..Sampling::default() };
+        let open = Sampling {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 3,
+            ..Sampling::default()
+        };
         let mut s = sampler(open);
         let mut seen = [0u32; 5];
         let n = 40_000;
@@ -258,15 +298,31 @@ mod tests {
     #[test]
     fn each_cut_drops_what_it_says() {
         let draws = |settings: Sampling| {
-            let mut s = sampler(Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..settings });
-            (0..500).map(|_| s.sample(&LOGITS)).collect::<std::collections::BTreeSet<_>>()
+            let mut s = sampler(Sampling {
+                temperature: 1.0,
+                top_k: 0,
+                top_p: 1.0,
+                min_p: 0.0,
+                ..settings
+            });
+            (0..500)
+                .map(|_| s.sample(&LOGITS))
+                .collect::<std::collections::BTreeSet<_>>()
         };
         assert_eq!(draws(Sampling::default()).len(), 4);
         let one = |s: Sampling| {
-            let mut s = sampler(Sampling { temperature: 1.0, ..s });
+            let mut s = sampler(Sampling {
+                temperature: 1.0,
+                ..s
+            });
             (0..500).map(|_| s.sample(&LOGITS)).all(|t| t == 1)
         };
-        let all = Sampling { top_k: 0, top_p: 1.0, min_p: 0.0, ..Sampling::default() };
+        let all = Sampling {
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            ..Sampling::default()
+        };
         assert!(one(Sampling { top_k: 1, ..all }));
         assert!(one(Sampling { top_p: 0.5, ..all }));
         assert!(one(Sampling { min_p: 0.5, ..all }));
@@ -275,7 +331,11 @@ mod tests {
     #[test]
     fn the_same_seed_draws_the_same() {
         let run = |seed| {
-            let mut s = sampler(Sampling { temperature: 2.0, seed, ..Sampling::default() });
+            let mut s = sampler(Sampling {
+                temperature: 2.0,
+                seed,
+                ..Sampling::default()
+            });
             (0..50).map(|_| s.sample(&LOGITS)).collect::<Vec<_>>()
         };
         assert_eq!(run(1), run(1));
@@ -285,11 +345,26 @@ mod tests {
     #[test]
     fn senseless_settings_are_named() {
         for s in [
-            Sampling { temperature: -1.0, ..Sampling::default() },
-            Sampling { temperature: f32::NAN, ..Sampling::default() },
-            Sampling { top_p: 0.0, ..Sampling::default() },
-            Sampling { min_p: 2.0, ..Sampling::default() },
-            Sampling { repeat_penalty: 0.0, ..Sampling::default() },
+            Sampling {
+                temperature: -1.0,
+                ..Sampling::default()
+            },
+            Sampling {
+                temperature: f32::NAN,
+                ..Sampling::default()
+            },
+            Sampling {
+                top_p: 0.0,
+                ..Sampling::default()
+            },
+            Sampling {
+                min_p: 2.0,
+                ..Sampling::default()
+            },
+            Sampling {
+                repeat_penalty: 0.0,
+                ..Sampling::default()
+            },
         ] {
             assert!(s.check().is_err());
         }

@@ -34,22 +34,45 @@ impl Source {
                 let g = Gguf::parse(file)?;
                 let tokenizer = Tokenizer::from_gguf(&g)?;
                 let template = g.str("tokenizer.chat_template").map(str::to_owned);
-                Source::assemble(Kind::Gguf, Config::from_gguf(&g)?, tokenizer, template, g.tensors(), file)
+                Source::assemble(
+                    Kind::Gguf,
+                    Config::from_gguf(&g)?,
+                    tokenizer,
+                    template,
+                    g.tensors(),
+                    file,
+                )
             }
             Kind::Myq => {
                 let m = Myq::parse(file)?;
                 m.verify_tokenizer()?;
-                let config: Config = serde_json::from_value(m.header().config.clone())
-                    .map_err(|e| ModelError::Config(format!("the file's configuration: {e}; import the model again")))?;
+                let config: Config =
+                    serde_json::from_value(m.header().config.clone()).map_err(|e| {
+                        ModelError::Config(format!(
+                            "the file's configuration: {e}; import the model again"
+                        ))
+                    })?;
                 config.check()?;
                 let tokenizer = Tokenizer::from_bytes(m.tokenizer())?;
-                Source::assemble(Kind::Myq, config, tokenizer, m.header().chat_template.clone(), m.tensors(), file)
+                Source::assemble(
+                    Kind::Myq,
+                    config,
+                    tokenizer,
+                    m.header().chat_template.clone(),
+                    m.tensors(),
+                    file,
+                )
             }
         }
     }
 
     fn assemble(
-        kind: Kind, config: Config, tokenizer: Tokenizer, chat_template: Option<String>, tensors: &[TensorInfo], file: &[u8],
+        kind: Kind,
+        config: Config,
+        tokenizer: Tokenizer,
+        chat_template: Option<String>,
+        tensors: &[TensorInfo],
+        file: &[u8],
     ) -> Result<Source, ModelError> {
         if tokenizer.vocab_size() > config.vocab {
             return Err(ModelError::Config(format!(
@@ -60,22 +83,43 @@ impl Source {
         }
         let weights = Weights::find(&config, tensors, file)?;
         let rope = RopeTable::new(&config, weights.rope_factors.as_deref());
-        Ok(Source { kind, config, weights, rope, tokenizer, chat_template, tensors: tensors.to_vec() })
+        Ok(Source {
+            kind,
+            config,
+            weights,
+            rope,
+            tokenizer,
+            chat_template,
+            tensors: tensors.to_vec(),
+        })
     }
 
     /// The model's own chat template, compiled; `None` where it has none.
     pub fn template(&self) -> Result<Option<ChatTemplate>, ModelError> {
-        let Some(text) = &self.chat_template else { return Ok(None) };
+        let Some(text) = &self.chat_template else {
+            return Ok(None);
+        };
         let name = |id: Option<u32>| {
             let bytes = id.map_or(&[][..], |id| self.tokenizer.token_bytes(id));
             String::from_utf8_lossy(bytes).into_owned()
         };
-        let (bos, eos) = (self.tokenizer.bos(), self.tokenizer.eos_ids().first().copied());
+        let (bos, eos) = (
+            self.tokenizer.bos(),
+            self.tokenizer.eos_ids().first().copied(),
+        );
         Ok(Some(ChatTemplate::new(text, &name(bos), &name(eos))?))
     }
 
     /// Tokens of a conversation that the model is to answer.
-    pub fn chat_tokens(&self, template: &ChatTemplate, messages: &[Message]) -> Result<Vec<u32>, ModelError> {
-        Ok(encode_prompt(&self.tokenizer, &template.render(messages, true)?, true))
+    pub fn chat_tokens(
+        &self,
+        template: &ChatTemplate,
+        messages: &[Message],
+    ) -> Result<Vec<u32>, ModelError> {
+        Ok(encode_prompt(
+            &self.tokenizer,
+            &template.render(messages, true)?,
+            true,
+        ))
     }
 }

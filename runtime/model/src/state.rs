@@ -76,7 +76,13 @@ impl Cache {
         let len = c.layers * c.kv_width() * context;
         // Zeroed by the system page by page: u16 zeros are f16 zeros.
         let zeros = || bytemuck::allocation::cast_vec(vec![0u16; len]);
-        Cache { keys: zeros(), values: zeros(), kv_heads: c.kv_heads, context, head_dim: c.head_dim }
+        Cache {
+            keys: zeros(),
+            values: zeros(),
+            kv_heads: c.kv_heads,
+            context,
+            head_dim: c.head_dim,
+        }
     }
 
     fn start(&self, layer: usize, head: usize) -> usize {
@@ -91,7 +97,12 @@ impl Cache {
     }
 
     /// Where key and value of one token and head are stored: head_dim each.
-    pub fn slot_mut(&mut self, layer: usize, head: usize, position: usize) -> (&mut [f16], &mut [f16]) {
+    pub fn slot_mut(
+        &mut self,
+        layer: usize,
+        head: usize,
+        position: usize,
+    ) -> (&mut [f16], &mut [f16]) {
         let at = self.start(layer, head) + position * self.head_dim;
         let end = at + self.head_dim;
         (&mut self.keys[at..end], &mut self.values[at..end])

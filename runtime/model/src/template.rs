@@ -6,8 +6,9 @@
 //!
 //! A template comes out of a file that nobody vouches for. Loops, recursion and text that grow
 //! without end are stopped by a budget of work and memory, and deep nesting by limits of depth
-//! and a stack of its own. What the engine does not meter remains: a value made of itself
-//! many times over (`x = [x, x]`, sixty times) and then compared or concatenated.
+//! and a stack of its own. What the engine does not meter remains, and hangs: a list made of
+//! itself many times over (`x = [x, x]` or `x = x + x`, sixty times) and then compared,
+//! concatenated or turned into text by a filter.
 
 mod json;
 mod time;

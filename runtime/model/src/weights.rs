@@ -24,7 +24,12 @@ impl Matrix {
     /// # Panics
     /// If `file` is not the file (shorter than the matrix's end).
     pub fn view<'a>(&self, file: &'a [u8]) -> Rows<'a> {
-        Rows::new(self.dtype, self.cols, &file[self.start..self.start + self.len]).expect("checked when the model was opened")
+        Rows::new(
+            self.dtype,
+            self.cols,
+            &file[self.start..self.start + self.len],
+        )
+        .expect("checked when the model was opened")
     }
 
     /// Bytes in the file.
@@ -81,13 +86,24 @@ pub struct Weights {
 
 impl Weights {
     /// Finds and checks every tensor of the model among `tensors`.
-    pub fn find(config: &Config, tensors: &[TensorInfo], file: &[u8]) -> Result<Weights, ModelError> {
+    pub fn find(
+        config: &Config,
+        tensors: &[TensorInfo],
+        file: &[u8],
+    ) -> Result<Weights, ModelError> {
         let f = Finder { tensors, file };
-        let (d, q, kv, ffn) = (config.width, config.q_width(), config.kv_width(), config.ffn);
+        let (d, q, kv, ffn) = (
+            config.width,
+            config.q_width(),
+            config.kv_width(),
+            config.ffn,
+        );
         let layers = (0..config.layers)
             .map(|l| {
                 let name = |part: &str| format!("blk.{l}.{part}");
-                let bias = |part: &str, n: usize| f.optional(&name(part), n).map(Option::unwrap_or_default);
+                let bias = |part: &str, n: usize| {
+                    f.optional(&name(part), n).map(Option::unwrap_or_default)
+                };
                 Ok(Layer {
                     attn_norm: f.vector(&name("attn_norm.weight"), d)?,
                     q: f.matrix(&name("attn_q.weight"), d, q)?,
@@ -110,7 +126,11 @@ impl Weights {
             embedding,
             layers,
             norm: f.vector("output_norm.weight", d)?,
-            output: if tied { embedding } else { f.matrix("output.weight", d, config.vocab)? },
+            output: if tied {
+                embedding
+            } else {
+                f.matrix("output.weight", d, config.vocab)?
+            },
             tied,
             rope_factors: f.optional("rope_freqs.weight", config.rope.dims / 2)?,
         })
@@ -118,7 +138,12 @@ impl Weights {
 
     /// Bytes that one decode step reads: every matrix but a separate embedding.
     pub fn bytes_per_token(&self) -> usize {
-        let layer = |l: &Layer| [l.q, l.k, l.v, l.o, l.gate, l.up, l.down].iter().map(Matrix::bytes).sum::<usize>();
+        let layer = |l: &Layer| {
+            [l.q, l.k, l.v, l.o, l.gate, l.up, l.down]
+                .iter()
+                .map(Matrix::bytes)
+                .sum::<usize>()
+        };
         self.layers.iter().map(layer).sum::<usize>() + self.output.bytes()
     }
 }
@@ -134,38 +159,73 @@ impl Finder<'_> {
     }
 
     fn matrix(&self, name: &str, cols: usize, rows: usize) -> Result<Matrix, ModelError> {
-        let t = self.find(name).ok_or_else(|| ModelError::Missing(name.to_owned()))?;
+        let t = self
+            .find(name)
+            .ok_or_else(|| ModelError::Missing(name.to_owned()))?;
         let want = vec![cols as u64, rows as u64];
         let bytes = t.dtype.row_bytes(cols).and_then(|b| b.checked_mul(rows));
         let end = t.offset.checked_add(t.bytes);
-        let fits = end.is_some_and(|end| end <= self.file.len() as u64) && bytes.is_some_and(|b| b as u64 == t.bytes);
+        let fits = end.is_some_and(|end| end <= self.file.len() as u64)
+            && bytes.is_some_and(|b| b as u64 == t.bytes);
         if t.shape != want || !fits {
-            return Err(ModelError::Shape { name: name.to_owned(), got: t.shape.clone(), want });
+            return Err(ModelError::Shape {
+                name: name.to_owned(),
+                got: t.shape.clone(),
+                want,
+            });
         }
-        Ok(Matrix { dtype: t.dtype, cols, rows, start: t.offset as usize, len: t.bytes as usize })
+        Ok(Matrix {
+            dtype: t.dtype,
+            cols,
+            rows,
+            start: t.offset as usize,
+            len: t.bytes as usize,
+        })
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
         let m = self.matrix_of_vector(name, len)?;
         let mut out = vec![0.0; len];
         dequantize_row(m.dtype, m.view(self.file).data(), &mut out);
-        if out.iter().all(|x| x.is_finite()) { Ok(out) } else { Err(ModelError::NotFinite(name.to_owned())) }
+        if out.iter().all(|x| x.is_finite()) {
+            Ok(out)
+        } else {
+            Err(ModelError::NotFinite(name.to_owned()))
+        }
     }
 
     fn optional(&self, name: &str, len: usize) -> Result<Option<Vec<f32>>, ModelError> {
-        if self.find(name).is_none() { Ok(None) } else { self.vector(name, len).map(Some) }
+        if self.find(name).is_none() {
+            Ok(None)
+        } else {
+            self.vector(name, len).map(Some)
+        }
     }
 
     /// A vector is stored with one dimension or as a single row.
     fn matrix_of_vector(&self, name: &str, len: usize) -> Result<Matrix, ModelError> {
-        let t = self.find(name).ok_or_else(|| ModelError::Missing(name.to_owned()))?;
+        let t = self
+            .find(name)
+            .ok_or_else(|| ModelError::Missing(name.to_owned()))?;
         if t.shape != [len as u64] {
             return self.matrix(name, len, 1);
         }
         let end = t.offset.checked_add(t.bytes);
-        if end.is_none_or(|e| e > self.file.len() as u64) || t.dtype.row_bytes(len).map(|b| b as u64) != Some(t.bytes) {
-            return Err(ModelError::Shape { name: name.to_owned(), got: t.shape.clone(), want: vec![len as u64] });
+        if end.is_none_or(|e| e > self.file.len() as u64)
+            || t.dtype.row_bytes(len).map(|b| b as u64) != Some(t.bytes)
+        {
+            return Err(ModelError::Shape {
+                name: name.to_owned(),
+                got: t.shape.clone(),
+                want: vec![len as u64],
+            });
         }
-        Ok(Matrix { dtype: t.dtype, cols: len, rows: 1, start: t.offset as usize, len: t.bytes as usize })
+        Ok(Matrix {
+            dtype: t.dtype,
+            cols: len,
+            rows: 1,
+            start: t.offset as usize,
+            len: t.bytes as usize,
+        })
     }
 }

@@ -69,9 +69,16 @@ impl ModelArguments {
     pub(crate) fn options(&self) -> Result<Options, String> {
         match self.n_gpu_layers.parse::<u32>() {
             Ok(0) => {}
-            Ok(n) => log::warn!("--n-gpu-layers {n}: this build has no GPU kernels, all layers run on the CPU"),
+            Ok(n) => log::warn!(
+                "--n-gpu-layers {n}: this build has no GPU kernels, all layers run on the CPU"
+            ),
             Err(_) if self.n_gpu_layers == "auto" => {}
-            Err(_) => return Err(format!("--n-gpu-layers {}: give a number or `auto`", self.n_gpu_layers)),
+            Err(_) => {
+                return Err(format!(
+                    "--n-gpu-layers {}: give a number or `auto`",
+                    self.n_gpu_layers
+                ));
+            }
         }
         let kernels = KernelChoice::from_name(&self.kernels).ok_or_else(|| {
             let names = KernelChoice::NAMES.map(|(n, _)| n).join(", ");
@@ -123,7 +130,11 @@ pub(crate) struct SamplingArguments {
 
 impl SamplingArguments {
     pub(crate) fn settings(&self) -> Result<Sampling, String> {
-        let clock = || std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |d| d.as_nanos() as u64);
+        let clock = || {
+            std::time::SystemTime::UNIX_EPOCH
+                .elapsed()
+                .map_or(0, |d| d.as_nanos() as u64)
+        };
         let settings = Sampling {
             temperature: self.temperature,
             top_k: self.top_k,

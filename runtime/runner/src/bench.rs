@@ -39,10 +39,16 @@ pub(crate) fn bench(options: &Bench) -> Outcome {
     let mut engine = load::open(&options.model)?;
     let needed = options.prompt_tokens.max(1) + options.decode_tokens;
     if needed > engine.plan().context {
-        return Err(format!("{needed} tokens do not fit into the context of {}; see --context", engine.plan().context).into());
+        return Err(format!(
+            "{needed} tokens do not fit into the context of {}; see --context",
+            engine.plan().context
+        )
+        .into());
     }
     let bar = ProgressBar::new(options.repeat as u64);
-    bar.set_style(ProgressStyle::with_template("measuring {bar:30} {pos}/{len}")?);
+    bar.set_style(ProgressStyle::with_template(
+        "measuring {bar:30} {pos}/{len}",
+    )?);
     let (mut prompt, mut decode) = (Vec::new(), Vec::new());
     for _ in 0..options.repeat {
         let (p, d) = once(&mut engine, options)?;
@@ -92,7 +98,9 @@ fn once(engine: &mut Engine, options: &Bench) -> Outcome<(f64, f64)> {
     engine.rewind(0);
     let vocab = engine.source().config.vocab as u32;
     // Any tokens will do: the work does not depend on them.
-    let tokens: Vec<u32> = (0..options.prompt_tokens as u32).map(|i| (i * 7919 + 13) % vocab).collect();
+    let tokens: Vec<u32> = (0..options.prompt_tokens as u32)
+        .map(|i| (i * 7919 + 13) % vocab)
+        .collect();
     let start = Instant::now();
     let mut token = argmax(engine.feed(&tokens, 1)?);
     let prompt = options.prompt_tokens as f64 / start.elapsed().as_secs_f64();
@@ -109,16 +117,35 @@ fn once(engine: &mut Engine, options: &Bench) -> Outcome<(f64, f64)> {
 /// Median, and smallest and largest.
 fn median(mut values: Vec<f64>) -> (f64, [f64; 2]) {
     values.sort_by(f64::total_cmp);
-    (values[values.len() / 2], [values[0], values[values.len() - 1]])
+    (
+        values[values.len() / 2],
+        [values[0], values[values.len() - 1]],
+    )
 }
 
 fn print(r: &Result) {
-    println!("{} — {} kernels, {} threads, {} runs", r.model, r.kernels, r.threads, r.repeat);
+    println!(
+        "{} — {} kernels, {} threads, {} runs",
+        r.model, r.kernels, r.threads, r.repeat
+    );
     let line = |name: &str, n: usize, rate: f64, spread: [f64; 2]| {
-        println!("{name:<8}{n:>6} tokens {rate:>10.1} tokens/s   ({:.1} – {:.1})", spread[0], spread[1]);
+        println!(
+            "{name:<8}{n:>6} tokens {rate:>10.1} tokens/s   ({:.1} – {:.1})",
+            spread[0], spread[1]
+        );
     };
-    line("prompt", r.prompt_tokens, r.prompt_tokens_per_second, r.prompt_spread);
-    line("decode", r.decode_tokens, r.decode_tokens_per_second, r.decode_spread);
+    line(
+        "prompt",
+        r.prompt_tokens,
+        r.prompt_tokens_per_second,
+        r.prompt_spread,
+    );
+    line(
+        "decode",
+        r.decode_tokens,
+        r.decode_tokens_per_second,
+        r.decode_spread,
+    );
     println!(
         "decode reads {:.1} MB a token: {:.2} GB/s",
         r.bytes_per_token as f64 / 1e6,

@@ -38,14 +38,22 @@ pub(crate) fn chat(options: &Chat) -> Outcome {
     let settings = options.sampling.settings()?;
     let engine = load::open(&options.model)?;
     let Some(template) = engine.source().template()? else {
-        return Err("this model has no chat template; use `runner run --raw` to continue a text".into());
+        return Err(
+            "this model has no chat template; use `runner run --raw` to continue a text".into(),
+        );
     };
     let interrupted = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGINT, interrupted.clone())?;
     let name = engine.source().config.name.clone();
     let sampler = Sampler::new(settings, engine.source().config.vocab);
     let mut talk = Conversation {
-        engine, template, sampler, system: options.system.clone(), messages: Vec::new(), cached: Vec::new(), last: None,
+        engine,
+        template,
+        sampler,
+        system: options.system.clone(),
+        messages: Vec::new(),
+        cached: Vec::new(),
+        last: None,
     };
     println!("{name} — /help for commands, Ctrl-D to leave");
     let mut editor = rustyline::DefaultEditor::new()?;
@@ -108,7 +116,12 @@ impl Conversation {
     fn answer(&mut self, limit: usize, interrupted: &AtomicBool) -> Outcome {
         let tokens = self.fitting_tokens()?;
         // What the cache already holds need not be computed again; the last token always is.
-        let same = tokens.iter().zip(&self.cached).take_while(|(a, b)| a == b).count().min(tokens.len() - 1);
+        let same = tokens
+            .iter()
+            .zip(&self.cached)
+            .take_while(|(a, b)| a == b)
+            .count()
+            .min(tokens.len() - 1);
         self.engine.rewind(same);
         self.cached.truncate(same);
         self.cached.extend_from_slice(&tokens[same..]);
@@ -116,14 +129,24 @@ impl Conversation {
         let source = self.engine.source().clone();
         let (mut stream, mut reply, cached) = (TextStream::new(), String::new(), &mut self.cached);
         let (mut piece, mut out) = (String::new(), std::io::stdout().lock());
-        let stats = generate(&mut self.engine, &mut self.sampler, &tokens[same..], limit, |token| {
-            cached.push(token);
-            piece.clear();
-            stream.push_token(&source.tokenizer, token, &mut piece);
-            reply.push_str(&piece);
-            let shown = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
-            if interrupted.load(Relaxed) || shown.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })?;
+        let stats = generate(
+            &mut self.engine,
+            &mut self.sampler,
+            &tokens[same..],
+            limit,
+            |token| {
+                cached.push(token);
+                piece.clear();
+                stream.push_token(&source.tokenizer, token, &mut piece);
+                reply.push_str(&piece);
+                let shown = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
+                if interrupted.load(Relaxed) || shown.is_err() {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            },
+        )?;
         // The last token was chosen but not yet computed.
         self.cached.truncate(self.engine.position());
         piece.clear();
@@ -131,9 +154,13 @@ impl Conversation {
         reply.push_str(&piece);
         writeln!(out, "{piece}")?;
         if stats.stop == Stop::Context {
-            writeln!(out, "[the context is full; /reset starts anew, --context makes it longer]")?;
+            writeln!(
+                out,
+                "[the context is full; /reset starts anew, --context makes it longer]"
+            )?;
         }
-        self.messages.push(Message::new("assistant", reply.trim_end()));
+        self.messages
+            .push(Message::new("assistant", reply.trim_end()));
         self.last = Some(stats);
         Ok(())
     }
@@ -142,15 +169,24 @@ impl Conversation {
         loop {
             let system = self.system.iter().map(|text| Message::new("system", text));
             let messages: Vec<Message> = system.chain(self.messages.iter().cloned()).collect();
-            let tokens = self.engine.source().chat_tokens(&self.template, &messages)?;
+            let tokens = self
+                .engine
+                .source()
+                .chat_tokens(&self.template, &messages)?;
             let context = self.engine.plan().context;
             // Leave a quarter for the answer.
-            if tokens.len() <= context / 4 * 3 || (self.messages.len() < 3 && tokens.len() < context) {
+            if tokens.len() <= context / 4 * 3
+                || (self.messages.len() < 3 && tokens.len() < context)
+            {
                 return Ok(tokens);
             }
             if self.messages.len() < 3 {
                 self.messages.pop();
-                return Err(format!("the message has {} tokens, the context {context}; see --context", tokens.len()).into());
+                return Err(format!(
+                    "the message has {} tokens, the context {context}; see --context",
+                    tokens.len()
+                )
+                .into());
             }
             self.messages.drain(..2);
             println!("[the oldest exchange was dropped to fit the context]");

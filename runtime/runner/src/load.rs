@@ -14,7 +14,9 @@ pub(crate) type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 pub(crate) fn open(arguments: &ModelArguments) -> Outcome<Engine> {
     let options = arguments.options()?;
     let bar = ProgressBar::no_length().with_message("reading and checking the model");
-    bar.set_style(ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes}")?);
+    bar.set_style(ProgressStyle::with_template(
+        "{msg} {bar:30} {bytes}/{total_bytes}",
+    )?);
     let mut progress = |done: u64, total: u64| {
         if bar.elapsed() > Duration::from_millis(500) {
             bar.set_length(total);

@@ -15,13 +15,23 @@ pub(crate) fn run(options: &Run) -> Outcome {
     let settings = options.sampling.settings()?;
     let prompt = prompt_text(&options.prompt)?;
     let mut engine = load::open(&options.model)?;
-    let template = if options.raw { None } else { engine.source().template()? };
+    let template = if options.raw {
+        None
+    } else {
+        engine.source().template()?
+    };
     if template.is_none() && options.system.is_some() {
-        return Err("--system needs a chat template, and this model has none; put the text into --prompt".into());
+        return Err(
+            "--system needs a chat template, and this model has none; put the text into --prompt"
+                .into(),
+        );
     }
     let tokens = match &template {
         Some(template) => {
-            let system = options.system.iter().map(|text| Message::new("system", text));
+            let system = options
+                .system
+                .iter()
+                .map(|text| Message::new("system", text));
             let messages: Vec<Message> = system.chain([Message::new("user", &prompt)]).collect();
             engine.source().chat_tokens(template, &messages)?
         }
@@ -33,22 +43,28 @@ pub(crate) fn run(options: &Run) -> Outcome {
     let (mut text, mut piece, mut out) = (String::new(), String::new(), std::io::stdout().lock());
     let source = engine.source().clone();
     let mut failed = None;
-    let stats = generate(&mut engine, &mut sampler, &tokens, options.n_predict, |token| {
-        piece.clear();
-        stream.push_token(&source.tokenizer, token, &mut piece);
-        if options.json {
-            text.push_str(&piece);
-            return ControlFlow::Continue(());
-        }
-        match out.write_all(piece.as_bytes()).and_then(|()| out.flush()) {
-            Ok(()) => ControlFlow::Continue(()),
-            // The reader went away, as `runner … | head` does.
-            Err(error) => {
-                failed = Some(error);
-                ControlFlow::Break(())
+    let stats = generate(
+        &mut engine,
+        &mut sampler,
+        &tokens,
+        options.n_predict,
+        |token| {
+            piece.clear();
+            stream.push_token(&source.tokenizer, token, &mut piece);
+            if options.json {
+                text.push_str(&piece);
+                return ControlFlow::Continue(());
             }
-        }
-    })?;
+            match out.write_all(piece.as_bytes()).and_then(|()| out.flush()) {
+                Ok(()) => ControlFlow::Continue(()),
+                // The reader went away, as `runner … | head` does.
+                Err(error) => {
+                    failed = Some(error);
+                    ControlFlow::Break(())
+                }
+            }
+        },
+    )?;
     if failed.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe) {
         return Ok(());
     }
@@ -56,7 +72,11 @@ pub(crate) fn run(options: &Run) -> Outcome {
     stream.finish(&mut piece);
     if options.json {
         text.push_str(&piece);
-        writeln!(out, "{}", as_json(&text, &stats, engine.load_time().as_secs_f64()))?;
+        writeln!(
+            out,
+            "{}",
+            as_json(&text, &stats, engine.load_time().as_secs_f64())
+        )?;
     } else {
         writeln!(out, "{piece}")?;
         summary(&stats, engine.load_time().as_secs_f64());
@@ -75,7 +95,9 @@ fn prompt_text(prompt: &str) -> Outcome<String> {
 
 /// One line of figures on standard error.
 pub(crate) fn summary(stats: &Stats, load: f64) {
-    let decode = stats.decode_rate().map_or_else(String::new, |r| format!(", {r:.1} tokens/s"));
+    let decode = stats
+        .decode_rate()
+        .map_or_else(String::new, |r| format!(", {r:.1} tokens/s"));
     eprintln!(
         "[loaded in {load:.2} s; prompt {} tokens, {:.0} tokens/s; {} tokens{decode}{}]",
         stats.prompt_tokens,
