@@ -4,6 +4,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use myq_engine::{Engine, KernelChoice, Options};
+use myq_model::CacheType;
 use serde_json::Value;
 
 use crate::{ToolError, progress};
@@ -30,7 +31,14 @@ pub fn logits(
         ))
     })?;
     let longest = texts.iter().map(Vec::len).max().unwrap_or(1);
+    // Exact arithmetic keeps exact keys and values too.
+    let cache = if kernels == KernelChoice::Exact {
+        CacheType::F32
+    } else {
+        CacheType::F16
+    };
     let options = Options {
+        cache,
         kernels,
         threads,
         context: Some(longest),

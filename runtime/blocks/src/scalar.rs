@@ -268,19 +268,19 @@ pub fn softmax(x: &mut [f32]) {
     x.iter_mut().for_each(|v| *v *= inverse);
 }
 
-/// Reference of [`Kernels::scores`].
-pub fn scores(q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]) {
+/// Reference of [`Kernels::scores`], for keys of any float type.
+pub fn scores<T: Copy + Into<f32>>(q: &[f32], keys: &[T], scale: f32, out: &mut [f32]) {
     for (o, key) in out.iter_mut().zip(keys.chunks_exact(q.len())) {
-        *o = scale * q.iter().zip(key).map(|(q, k)| q * k.to_f32()).sum::<f32>();
+        *o = scale * q.iter().zip(key).map(|(q, k)| q * (*k).into()).sum::<f32>();
     }
 }
 
-/// Reference of [`Kernels::mix`].
-pub fn mix(p: &[f32], values: &[f16], out: &mut [f32]) {
+/// Reference of [`Kernels::mix`], for values of any float type.
+pub fn mix<T: Copy + Into<f32>>(p: &[f32], values: &[T], out: &mut [f32]) {
     out.fill(0.0);
     for (p, value) in p.iter().zip(values.chunks_exact(out.len())) {
         for (o, v) in out.iter_mut().zip(value) {
-            *o += p * v.to_f32();
+            *o += p * (*v).into();
         }
     }
 }

@@ -131,9 +131,7 @@ impl<K: Kernels> Backend for Cpu<'_, K> {
                 .for_each(|head| self.rope.turn(head, angles));
             for (h, (key, value)) in key.chunks_mut(hd).zip(value.chunks(hd)).enumerate() {
                 self.rope.turn(key, angles);
-                let (key_out, value_out) = s.cache.slot_mut(index, h, self.position + i);
-                k.to_f16(key, key_out);
-                k.to_f16(value, value_out);
+                s.cache.put(k, index, h, self.position + i, (key, value));
             }
         }
     }
@@ -157,11 +155,11 @@ impl<K: Kernels> Backend for Cpu<'_, K> {
             for i in part * TOKENS..tokens.min((part + 1) * TOKENS) {
                 let len = position + i + 1;
                 let at = i * c.q_width() + head * hd;
-                let (keys, values) = cache.head(index, head / group, len);
-                k.scores(&query[at..at + hd], keys, scale, &mut scores[..len]);
+                let past = cache.head(index, head / group);
+                past.scores(k, &query[at..at + hd], scale, &mut scores[..len]);
                 k.softmax(&mut scores[..len]);
                 // SAFETY: head and token belong to this task alone.
-                k.mix(&scores[..len], values, unsafe { out.part(at, hd) });
+                past.mix(k, &scores[..len], unsafe { out.part(at, hd) });
             }
         });
     }

@@ -9,7 +9,7 @@ use kernels_neon::Neon;
 use myq_blocks::Kernels;
 use myq_blocks::scalar::{Exact, Scalar};
 use myq_format::{Kind, myq::Myq};
-use myq_model::{Batch, Config, Plan, Source, Weights, forward, rope::RopeTable};
+use myq_model::{Batch, CacheType, Config, Plan, Source, Weights, forward, rope::RopeTable};
 
 use crate::cpu::Cpu;
 use crate::map::Mapped;
@@ -24,6 +24,8 @@ pub struct Options {
     /// Tokens of context; the default is 4,096, or what the model or half of the available
     /// memory holds.
     pub context: Option<usize>,
+    /// How keys and values are stored.
+    pub cache: CacheType,
     /// Tokens of a prompt that pass through the model together.
     pub batch: usize,
     /// Most tokens of a pass that get logits.
@@ -43,6 +45,7 @@ impl Default for Options {
         Options {
             threads: None,
             context: None,
+            cache: CacheType::F16,
             batch: 256,
             logit_rows: 1,
             kernels: KernelChoice::Auto,
@@ -217,6 +220,7 @@ fn plan(config: &Config, options: &Options) -> Result<Plan, EngineError> {
     let context = context.min(config.context);
     Ok(Plan {
         context,
+        cache: options.cache,
         batch: at_least_one(options.batch, "the batch")?.min(context),
         logit_rows: at_least_one(options.logit_rows, "the number of logit rows")?.min(context),
         threads,

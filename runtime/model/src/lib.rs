@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod backend;
+pub mod cache;
 pub mod config;
 pub mod error;
 mod forward;
@@ -18,6 +19,7 @@ pub mod tokenizer;
 pub mod weights;
 
 pub use backend::{Backend, Batch, Slot};
+pub use cache::{Cache, CacheType};
 pub use config::Config;
 pub use error::ModelError;
 pub use forward::forward;

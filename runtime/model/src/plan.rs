@@ -1,6 +1,6 @@
 //! The byte budget of a run, before anything is allocated.
 
-use crate::Config;
+use crate::{CacheType, Config};
 use myq_blocks::layout::SUPER;
 
 /// Sizes that fix every buffer.
@@ -8,6 +8,8 @@ use myq_blocks::layout::SUPER;
 pub struct Plan {
     /// Tokens that the cache holds.
     pub context: usize,
+    /// How the cache stores keys and values.
+    pub cache: CacheType,
     /// Most tokens in one pass.
     pub batch: usize,
     /// Most tokens of a pass that get logits.
@@ -17,9 +19,9 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Bytes of the fp16 key and value cache: `2 · layers · kv_heads · head_dim · context · 2`.
+    /// Bytes of the key and value cache: `2 · layers · kv_heads · head_dim · context · bytes`.
     pub fn kv_bytes(&self, c: &Config) -> usize {
-        2 * c.layers * c.kv_width() * self.context * 2
+        2 * c.layers * c.kv_width() * self.context * self.cache.bytes()
     }
 
     /// Bytes of the buffers of [`crate::State`] other than the cache.
@@ -74,6 +76,7 @@ mod tests {
     fn cache_of_a_7b_model_at_8192_tokens_takes_1_07_gb() {
         let plan = Plan {
             context: 8192,
+            cache: CacheType::F16,
             batch: 1,
             logit_rows: 1,
             threads: 1,

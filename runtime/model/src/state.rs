@@ -1,8 +1,8 @@
 //! Every buffer of a run, by name, with its shape; allocated once.
 
-use half::f16;
 use myq_blocks::ActBuffer;
 
+use crate::cache::Cache;
 use crate::{Config, Plan};
 
 /// Buffers of one sequence on the CPU. Shapes are rows × columns, row-major.
@@ -56,60 +56,7 @@ impl State {
             angles: buffer(p.batch, c.rope.dims),
             scores: buffer(p.threads, p.context),
             codes: ActBuffer::new(p.batch, c.width.max(c.q_width()).max(c.ffn)),
-            cache: Cache::new(c, p.context),
+            cache: Cache::new(c, p.context, p.cache),
         }
-    }
-}
-
-/// fp16 keys and values: layers × kv_heads × context × head_dim.
-#[derive(Debug)]
-pub struct Cache {
-    keys: Vec<f16>,
-    values: Vec<f16>,
-    kv_heads: usize,
-    context: usize,
-    head_dim: usize,
-}
-
-impl Cache {
-    fn new(c: &Config, context: usize) -> Cache {
-        let len = c.layers * c.kv_width() * context;
-        // Zeroed by the system page by page: u16 zeros are f16 zeros.
-        let zeros = || bytemuck::allocation::cast_vec(vec![0u16; len]);
-        Cache {
-            keys: zeros(),
-            values: zeros(),
-            kv_heads: c.kv_heads,
-            context,
-            head_dim: c.head_dim,
-        }
-    }
-
-    fn start(&self, layer: usize, head: usize) -> usize {
-        (layer * self.kv_heads + head) * self.context * self.head_dim
-    }
-
-    /// Keys and values of the first `len` tokens of one head: len × head_dim each.
-    pub fn head(&self, layer: usize, head: usize, len: usize) -> (&[f16], &[f16]) {
-        let at = self.start(layer, head);
-        let end = at + len * self.head_dim;
-        (&self.keys[at..end], &self.values[at..end])
-    }
-
-    /// Where key and value of one token and head are stored: head_dim each.
-    pub fn slot_mut(
-        &mut self,
-        layer: usize,
-        head: usize,
-        position: usize,
-    ) -> (&mut [f16], &mut [f16]) {
-        let at = self.start(layer, head) + position * self.head_dim;
-        let end = at + self.head_dim;
-        (&mut self.keys[at..end], &mut self.values[at..end])
-    }
-
-    /// Tokens that fit.
-    pub fn context(&self) -> usize {
-        self.context
     }
 }

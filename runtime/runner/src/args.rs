@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use myq_engine::{KernelChoice, Options};
-use myq_model::Sampling;
+use myq_model::{CacheType, Sampling};
 
 /// Runs low-bit language models on small boards.
 #[derive(Parser)]
@@ -45,6 +45,9 @@ pub(crate) struct ModelArguments {
     /// Tokens of context [default: 4096, less where model or memory hold less]
     #[arg(long, short)]
     context: Option<usize>,
+    /// How keys and values of past tokens are stored: f16, or f32 (for comparison)
+    #[arg(long, default_value = "f16")]
+    cache_type: String,
     /// Tokens of a prompt that are computed together
     #[arg(long, default_value_t = 256)]
     batch: usize,
@@ -84,7 +87,10 @@ impl ModelArguments {
             let names = KernelChoice::NAMES.map(|(n, _)| n).join(", ");
             format!("--kernels {}: known are {names}", self.kernels)
         })?;
+        let cache = CacheType::from_name(&self.cache_type)
+            .ok_or_else(|| format!("--cache-type {}: known are f16, f32", self.cache_type))?;
         Ok(Options {
+            cache,
             threads: self.threads,
             context: self.context,
             batch: self.batch,
