@@ -10,6 +10,7 @@ use myq_tests::{data, imported, program, quantised};
 use myq_tools::model::Model;
 use myq_tools::verify;
 use std::ops::ControlFlow;
+use std::sync::atomic::AtomicBool;
 
 fn open(path: &Path, kernels: KernelChoice, threads: usize, batch: usize) -> Engine {
     let options = Options {
@@ -180,10 +181,17 @@ fn the_same_seed_gives_the_same_tokens() {
         };
         let mut sampler = Sampler::new(settings, engine.source().config.vocab);
         let mut out = Vec::new();
-        generate(&mut engine, &mut sampler, &tokens, 40, |t| {
-            out.push(t);
-            ControlFlow::Continue(())
-        })
+        generate(
+            &mut engine,
+            &mut sampler,
+            &tokens,
+            40,
+            &AtomicBool::new(false),
+            |t| {
+                out.push(t);
+                ControlFlow::Continue(())
+            },
+        )
         .expect("it runs");
         out
     };

@@ -50,6 +50,9 @@ pub enum ToolError {
         /// What is wrong and what to do.
         problem: String,
     },
+    /// Standard output cannot be written.
+    #[error("cannot write to standard output: {0}")]
+    Output(#[from] std::io::Error),
     /// A check of `verify` failed.
     #[error("{path}: {problem}")]
     Verify {

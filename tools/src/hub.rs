@@ -38,7 +38,7 @@ pub(crate) fn open(dir: &Path) -> Result<Model, ToolError> {
         .map_err(|e| ToolError::model(&dir.join("config.json"), e))?;
     let json: Value = serde_json::from_str(&text).unwrap_or_default();
     let tied = json["tie_word_embeddings"].as_bool().unwrap_or(false);
-    let tokenizer_config = read(dir, "tokenizer_config.json").ok();
+    let tokenizer_config = read_if_there(dir, "tokenizer_config.json")?;
     let tokenizer_json = read(dir, "tokenizer.json")?;
     let mut tokenizer = Tokenizer::from_tokenizer_json(
         tokenizer_json.as_bytes(),
@@ -46,14 +46,14 @@ pub(crate) fn open(dir: &Path) -> Result<Model, ToolError> {
     )
     .map_err(|e| ToolError::model(&dir.join("tokenizer.json"), e))?;
     tokenizer.add_eos_ids(&eos_ids(&json));
-    if let Ok(text) = read(dir, "generation_config.json") {
+    if let Some(text) = read_if_there(dir, "generation_config.json")? {
         let json = serde_json::from_str(&text)
             .map_err(|e| hub(&dir.join("generation_config.json"), e.to_string()))?;
         tokenizer.add_eos_ids(&eos_ids(&json));
     }
-    let chat_template = match read(dir, "chat_template.jinja") {
-        Ok(text) => Some(text),
-        Err(_) => tokenizer_config.as_deref().and_then(template_of),
+    let chat_template = match read_if_there(dir, "chat_template.jinja")? {
+        Some(text) => Some(text),
+        None => tokenizer_config.as_deref().and_then(template_of),
     };
     let files = shards(dir)?
         .iter()
@@ -62,6 +62,9 @@ pub(crate) fn open(dir: &Path) -> Result<Model, ToolError> {
     let mut tensors = Vec::new();
     for (index, file) in files.iter().enumerate() {
         collect(file, index, tied, &mut tensors)?;
+    }
+    if !tied && !tensors.iter().any(|t| t.name == "output.weight") {
+        return Err(hub(dir, "lm_head.weight is missing, and config.json does not say tie_word_embeddings; fetch the model again".into()));
     }
     // A shard's table has no order of its own; blocks by number, then by part.
     tensors.sort_by_key(|t| order(&t.name));
@@ -100,6 +103,15 @@ fn hub(path: &Path, problem: String) -> ToolError {
     ToolError::Hub {
         path: path.to_owned(),
         problem,
+    }
+}
+
+/// As [`read`]; `None` where the file does not exist.
+fn read_if_there(dir: &Path, name: &str) -> Result<Option<String>, ToolError> {
+    if dir.join(name).exists() {
+        read(dir, name).map(Some)
+    } else {
+        Ok(None)
     }
 }
 

@@ -8,17 +8,17 @@ use serde_json::{Value, json};
 use crate::model::{Model, Tensor};
 
 /// Tensors of one role and width.
-struct Class {
-    role: String,
-    cols: usize,
-    formats: String,
-    count: usize,
-    weights: u64,
-    bytes: u64,
+pub(crate) struct Class {
+    pub(crate) role: String,
+    pub(crate) cols: usize,
+    pub(crate) formats: String,
+    pub(crate) count: usize,
+    pub(crate) weights: u64,
+    pub(crate) bytes: u64,
 }
 
 /// `attn_q` of `blk.3.attn_q.weight`; the name without `.weight` elsewhere.
-fn role(name: &str) -> String {
+pub(crate) fn role(name: &str) -> String {
     let part = name
         .strip_prefix("blk.")
         .and_then(|r| r.split_once('.'))
@@ -26,7 +26,7 @@ fn role(name: &str) -> String {
     part.strip_suffix(".weight").unwrap_or(part).to_owned()
 }
 
-fn classes(model: &Model) -> Vec<Class> {
+pub(crate) fn classes(model: &Model) -> Vec<Class> {
     let mut map: BTreeMap<(String, usize), (Class, BTreeMap<String, usize>)> = BTreeMap::new();
     for t in model.tensors.iter().filter(|t| t.is_matrix()) {
         let key = (role(&t.name), t.cols());
@@ -64,7 +64,7 @@ fn bpw(bytes: u64, weights: u64) -> f64 {
     bytes as f64 * 8.0 / weights as f64
 }
 
-fn totals(model: &Model) -> (u64, u64) {
+pub(crate) fn totals(model: &Model) -> (u64, u64) {
     model.tensors.iter().fold((0, 0), |(b, w), t| {
         (b + t.bytes() as u64, w + t.len() as u64)
     })

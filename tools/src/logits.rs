@@ -4,6 +4,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use myq_engine::{Engine, KernelChoice, Options};
+use myq_format::atomic::AtomicFile;
 use myq_model::CacheType;
 use serde_json::Value;
 
@@ -26,7 +27,7 @@ pub fn logits(
     let text = std::fs::read_to_string(tokens).map_err(read)?;
     let texts = parse(&text).ok_or_else(|| {
         ToolError::Setting(format!(
-            "{}: a JSON object of lists of token ids is needed",
+            "{}: a JSON object of lists of token ids is needed, none of them empty, under the names en, zh, code",
             tokens.display()
         ))
     })?;
@@ -49,11 +50,18 @@ pub fn logits(
     let mut engine = Engine::open(model, &options, &mut |_, _| {})?;
     let total: usize = texts.iter().map(Vec::len).sum();
     let bar = progress::bar(total as u64, "computing logits");
-    let write = |error| ToolError::Read {
+    let fail = |error| ToolError::Write {
         path: out.to_owned(),
         error,
     };
-    let mut file = BufWriter::new(std::fs::File::create(out).map_err(write)?);
+    let write = |source| {
+        fail(myq_format::Error::Io {
+            action: "write",
+            path: out.to_owned(),
+            source,
+        })
+    };
+    let mut file = BufWriter::new(AtomicFile::create(out).map_err(fail)?);
     for tokens in &texts {
         engine.rewind(0);
         for part in tokens.chunks(batch) {
@@ -63,7 +71,8 @@ pub fn logits(
             bar.inc(part.len() as u64);
         }
     }
-    file.flush().map_err(write)?;
+    let file = file.into_inner().map_err(|e| write(e.into_error()))?;
+    file.commit().map_err(fail)?;
     bar.finish_and_clear();
     Ok(total)
 }
@@ -76,10 +85,12 @@ fn parse(text: &str) -> Option<Vec<Vec<u32>>> {
             .map(|id| u32::try_from(id.as_u64()?).ok())
             .collect()
     };
+    let known = ["en", "zh", "code"];
+    let object = json.as_object()?;
+    if object.is_empty() || object.keys().any(|k| !known.contains(&k.as_str())) {
+        return None;
+    }
     // The same order that other programs are given: by name as written in the file.
-    ["en", "zh", "code"]
-        .iter()
-        .filter_map(|k| json.get(k))
-        .map(list)
-        .collect()
+    let lists: Option<Vec<Vec<u32>>> = known.iter().filter_map(|k| json.get(k)).map(list).collect();
+    lists.filter(|l| l.iter().all(|tokens| !tokens.is_empty()))
 }

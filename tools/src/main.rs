@@ -1,6 +1,7 @@
 //! The host command: turns a model into one compact low-bit file.
 #![forbid(unsafe_code)]
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -83,10 +84,10 @@ enum Command {
         #[arg(long, default_value_t = 3)]
         bits: u8,
         /// What to ask
-        #[arg(long, default_value = "What is gravity? Answer in two sentences.")]
+        #[arg(long, default_value = "What is the capital of France?")]
         prompt: String,
         /// Most tokens of the answer
-        #[arg(long, default_value_t = 96)]
+        #[arg(long, default_value_t = 48)]
         n_predict: usize,
     },
     /// Write the logits of given tokens, to compare with another program's
@@ -146,6 +147,11 @@ enum Scales {
     Search,
 }
 
+/// Prints a line; an error ends the function.
+macro_rules! say {
+    ($($text:tt)*) => { writeln!(std::io::stdout().lock(), $($text)*)? };
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let level = if arguments.verbose { "debug" } else { "warn" };
@@ -155,6 +161,10 @@ fn main() -> ExitCode {
         .init();
     match run(arguments.command) {
         Ok(()) => ExitCode::SUCCESS,
+        // The reader went away, as `myq inspect … | head` does.
+        Err(ToolError::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => {
+            ExitCode::SUCCESS
+        }
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::from(2)
@@ -166,9 +176,10 @@ fn run(command: Command) -> Result<(), ToolError> {
     match command {
         Command::Import { model, out } => {
             let out = out.unwrap_or_else(|| named(&model, ".myq"));
-            refuse_same(&model, &out)?;
-            let hash = import::import(&Model::open(&model)?, &out)?;
-            println!("{}: blake3 {hash}", out.display());
+            let model = Model::open(&model)?;
+            refuse_source(&model, &out)?;
+            let hash = import::import(&model, &out)?;
+            say!("{}: blake3 {hash}", out.display());
             Ok(())
         }
         Command::Quantize(options) => run_quantize(&options),
@@ -180,9 +191,9 @@ fn run(command: Command) -> Result<(), ToolError> {
         } => {
             let model = Model::open(&model)?;
             if json {
-                println!("{:#}", inspect::as_json(&model));
+                say!("{:#}", inspect::as_json(&model));
             } else {
-                print!("{}", inspect::as_text(&model, tensors, template));
+                say!("{}", inspect::as_text(&model, tensors, template).trim_end());
             }
             Ok(())
         }
@@ -215,8 +226,9 @@ fn run(command: Command) -> Result<(), ToolError> {
         } => {
             let choice = KernelChoice::from_name(&kernels)
                 .ok_or_else(|| ToolError::Setting(format!("kernels `{kernels}` are not known")))?;
+            refuse_source(&Model::open(&model)?, &out)?;
             let n = logits::logits(&model, &tokens, &out, choice, threads, batch)?;
-            println!("{}: {n} positions", out.display());
+            say!("{}: {n} positions", out.display());
             Ok(())
         }
     }
@@ -234,11 +246,10 @@ fn named(source: &Path, end: &str) -> PathBuf {
 }
 
 /// Writing over the source would pull the map from under the reader.
-fn refuse_same(source: &Path, out: &Path) -> Result<(), ToolError> {
-    let same = matches!((source.canonicalize(), out.canonicalize()), (Ok(a), Ok(b)) if a == b);
-    if same {
+fn refuse_source(model: &Model, out: &Path) -> Result<(), ToolError> {
+    if model.reads(out) {
         return Err(ToolError::Setting(format!(
-            "{} is the source itself; name another file with --out",
+            "{} is a file of the source itself; name another with --out",
             out.display()
         )));
     }
@@ -258,20 +269,19 @@ fn run_quantize(options: &Quantize) -> Result<(), ToolError> {
     let model = Model::open(&options.model)?;
     let steps = recipe.plan(&model, !options.keep_output)?;
     if options.dry_run {
-        print_plan(&model, &steps);
-        return Ok(());
+        return print_plan(&model, &steps);
     }
     let out = options
         .out
         .clone()
         .unwrap_or_else(|| named(&options.model, &format!("-{}bit.myq", recipe.bits)));
-    refuse_same(&options.model, &out)?;
+    refuse_source(&model, &out)?;
     let summary = quantize::quantize(&model, &recipe, &steps, &out)?;
     summary
         .notes
         .iter()
         .for_each(|note| eprintln!("note: {note}"));
-    println!(
+    say!(
         "{}: {:.1} MB of tensors, {:.3} bits a weight, blake3 {}",
         out.display(),
         summary.bytes as f64 / 1e6,
@@ -281,12 +291,12 @@ fn run_quantize(options: &Quantize) -> Result<(), ToolError> {
     Ok(())
 }
 
-fn print_plan(model: &Model, steps: &[Step]) {
+fn print_plan(model: &Model, steps: &[Step]) -> Result<(), ToolError> {
     for step in steps {
         let t = &model.tensors[step.source];
         let bytes = quantize::step_bytes(model, step);
         let note = step.note.as_deref().unwrap_or_default();
-        println!(
+        say!(
             "{:<30} {:<8} -> {:<8} {bytes:>11} B {:>7.3} {note}",
             step.name,
             t.dtype.name(),
@@ -295,11 +305,12 @@ fn print_plan(model: &Model, steps: &[Step]) {
         );
     }
     let total = quantize::forecast(model, steps);
-    println!(
+    say!(
         "{:.1} MB of tensors, {:.3} bits a weight",
         total.bytes as f64 / 1e6,
         total.bits_per_weight()
     );
+    Ok(())
 }
 
 fn run_verify(
@@ -310,21 +321,21 @@ fn run_verify(
 ) -> Result<(), ToolError> {
     let model = Model::open(path)?;
     if digest {
-        verify::digests(&model)
-            .iter()
-            .for_each(|line| println!("{line}"));
+        for line in verify::digests(&model) {
+            say!("{line}");
+        }
         return Ok(());
     }
     let source = source.map(Model::open).transpose()?;
     let report = verify::verify(&model, source.as_ref())?;
     if json {
-        println!(
+        say!(
             "{}",
             serde_json::to_string_pretty(&report).unwrap_or_default()
         );
         return Ok(());
     }
-    println!(
+    say!(
         "{}: {} checksums right, {} tensors unpacked, {} weights finite, {} partial superblocks packed back",
         path.display(),
         report.checksums,
@@ -333,7 +344,7 @@ fn run_verify(
         report.partial_blocks
     );
     for d in report.distances.iter().take(10) {
-        println!(
+        say!(
             "  {:<30} {:<8} {:>8.3} % of the source's norm",
             d.name,
             d.dtype,

@@ -7,7 +7,7 @@ use myq_blocks::{DType, decode::dequantize_row};
 use myq_engine::Mapped;
 use myq_format::myq::{Myq, Provenance, Source as SourceHash};
 use myq_format::{Kind, gguf::Gguf, sniff};
-use myq_model::{Config, ModelError, tokenizer::Tokenizer};
+use myq_model::{Config, ModelError, tokenizer::Tokenizer, weights::check_table};
 
 use crate::{ToolError, hub};
 
@@ -79,11 +79,37 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a GGUF or `.myq` file, or a model-hub directory.
+    /// Opens a GGUF or `.myq` file, or a model-hub directory, and checks that its tensors are
+    /// those of its configuration.
     pub fn open(path: &Path) -> Result<Model, ToolError> {
-        if path.is_dir() {
-            return hub::open(path);
+        let model = if path.is_dir() {
+            hub::open(path)?
+        } else {
+            Model::open_file(path)?
+        };
+        let fail = |error| ToolError::model(path, error);
+        let table = model
+            .tensors
+            .iter()
+            .map(|t| (t.name.as_str(), &t.shape[..]));
+        check_table(&model.config, table).map_err(fail)?;
+        let (tokens, rows) = (model.tokenizer.vocab_size(), model.config.vocab);
+        if tokens > rows {
+            let problem = format!(
+                "the tokenizer has {tokens} tokens, the embedding {rows} rows; they do not belong together"
+            );
+            return Err(fail(ModelError::Config(problem)));
         }
+        Ok(model)
+    }
+
+    /// Whether `path` is one of the files this model is read from.
+    pub fn reads(&self, path: &Path) -> bool {
+        let same = |file: &Mapped| matches!((file.path().canonicalize(), path.canonicalize()), (Ok(a), Ok(b)) if a == b);
+        self.files.iter().any(same)
+    }
+
+    fn open_file(path: &Path) -> Result<Model, ToolError> {
         let file = Mapped::open(path)?;
         let fail = |error: ModelError| ToolError::model(path, error);
         match sniff(file.bytes()) {

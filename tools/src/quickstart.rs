@@ -1,9 +1,11 @@
 //! `myq quickstart`: from nothing to an answer, with every step shown.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::AtomicBool;
 
 use myq_blocks::encode::Method;
 use myq_engine::{Engine, Options, generate};
@@ -38,6 +40,8 @@ pub struct Quickstart {
 
 /// Runs every step.
 pub fn quickstart(q: &Quickstart) -> Result<(), ToolError> {
+    // A wrong width is told before anything is fetched.
+    let recipe = Recipe::uniform(q.bits, Method::Search)?;
     std::fs::create_dir_all(&q.dir).map_err(|error| ToolError::Read {
         path: q.dir.clone(),
         error,
@@ -46,7 +50,16 @@ pub fn quickstart(q: &Quickstart) -> Result<(), ToolError> {
     let (source, name) = source(q)?;
     step(2, "import into one file");
     let imported = q.dir.join(format!("{name}.myq"));
+    let path = q.dir.join(format!("{name}-{}bit.myq", q.bits));
     let model = Model::open(&source)?;
+    for path in [&imported, &path] {
+        if model.reads(path) {
+            return Err(ToolError::Setting(format!(
+                "{} is the source itself; choose another --dir",
+                path.display()
+            )));
+        }
+    }
     import::import(&model, &imported)?;
     let model = Model::open(&imported)?;
     println!(
@@ -55,8 +68,6 @@ pub fn quickstart(q: &Quickstart) -> Result<(), ToolError> {
         model.file_bytes() as f64 / 1e6
     );
     step(3, &format!("quantise to {} bits", q.bits));
-    let path = q.dir.join(format!("{name}-{}bit.myq", q.bits));
-    let recipe = Recipe::uniform(q.bits, Method::Search)?;
     let plan = recipe.plan(&model, true)?;
     let summary = quantize::quantize(&model, &recipe, &plan, &path)?;
     summary.notes.iter().for_each(|n| println!("  {n}"));
@@ -90,9 +101,12 @@ fn step(n: u32, what: &str) {
 /// The source to use and the name of what is made from it.
 fn source(q: &Quickstart) -> Result<(PathBuf, String), ToolError> {
     if let Some(path) = &q.model {
-        let name = path
-            .file_stem()
-            .map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
+        let name = if path.is_dir() {
+            path.file_name()
+        } else {
+            path.file_stem()
+        };
+        let name = name.map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
         println!("  {}", path.display());
         return Ok((path.clone(), name));
     }
@@ -189,13 +203,46 @@ fn unpack(wheels: &Path, path: &Path) -> Result<(), Box<dyn std::error::Error>> 
     Ok(())
 }
 
-/// The file's classes, and what the 2-bit class would take.
+/// Size and bits a weight of each tensor class, beside the 2-bit class.
 fn sizes(model: &Model, small: &Model) -> Result<(), ToolError> {
-    print!("{}", inspect::as_text(small, false, false));
-    let two = Recipe::uniform(2, Method::Search)?;
-    let forecast = quantize::forecast(model, &two.plan(model, true)?);
+    let plan = Recipe::uniform(2, Method::Search)?.plan(model, true)?;
+    // Bytes in the 2-bit class, by class.
+    let mut two: BTreeMap<(String, usize), u64> = BTreeMap::new();
+    for step in &plan {
+        let t = &model.tensors[step.source];
+        *two.entry((inspect::role(&step.name), t.cols()))
+            .or_default() += quantize::step_bytes(model, step);
+    }
     println!(
-        "  the same model in the 2-bit class: {:.1} MB, {:.3} bits a weight",
+        "  {:<14}{:>8}{:>9}  {:<8}{:>9}{:>7}   2-bit class:{:>9}{:>7}",
+        "class", "columns", "tensors", "type", "MB", "bits", "MB", "bits"
+    );
+    for c in inspect::classes(small) {
+        let other = two
+            .get(&(c.role.clone(), c.cols))
+            .copied()
+            .unwrap_or_default();
+        let mega = |bytes: u64| bytes as f64 / 1e6;
+        let bits = |bytes: u64| bytes as f64 * 8.0 / c.weights as f64;
+        println!(
+            "  {:<14}{:>8}{:>9}  {:<8}{:>9.2}{:>7.3}{:>25.2}{:>7.3}",
+            c.role,
+            c.cols,
+            c.count,
+            c.formats,
+            mega(c.bytes),
+            bits(c.bytes),
+            mega(other),
+            bits(other)
+        );
+    }
+    let forecast = quantize::forecast(model, &plan);
+    let (bytes, weights) = inspect::totals(small);
+    println!(
+        "  {:<41}{:>9.2}{:>7.3}{:>25.2}{:>7.3}",
+        "all tensors",
+        bytes as f64 / 1e6,
+        bytes as f64 * 8.0 / weights as f64,
         forecast.bytes as f64 / 1e6,
         forecast.bits_per_weight()
     );
@@ -217,16 +264,23 @@ fn answer(path: &Path, q: &Quickstart) -> Result<(), ToolError> {
     let mut sampler = Sampler::new(Sampling::default(), source.config.vocab);
     let mut stream = TextStream::new();
     let (mut piece, mut out) = (String::new(), std::io::stdout().lock());
-    let stats = generate(&mut engine, &mut sampler, &tokens, q.n_predict, |token| {
-        piece.clear();
-        stream.push_token(&source.tokenizer, token, &mut piece);
-        let shown = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
-        if shown.is_ok() {
-            ControlFlow::Continue(())
-        } else {
-            ControlFlow::Break(())
-        }
-    })?;
+    let stats = generate(
+        &mut engine,
+        &mut sampler,
+        &tokens,
+        q.n_predict,
+        &AtomicBool::new(false),
+        |token| {
+            piece.clear();
+            stream.push_token(&source.tokenizer, token, &mut piece);
+            let shown = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
+            if shown.is_ok() {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        },
+    )?;
     piece.clear();
     stream.finish(&mut piece);
     drop(out);

@@ -27,7 +27,8 @@ pub struct Step {
     pub name: String,
     /// Format in the result.
     pub dtype: DType,
-    /// Why it keeps a wider format than the recipe says, if it does.
+    /// What is unusual about it, for people: a wider format than the recipe says, or a part
+    /// that serves twice.
     pub note: Option<String>,
 }
 
@@ -78,14 +79,17 @@ impl Recipe {
                 continue;
             }
             let wide = matches!(name.as_str(), "token_embd.weight" | "output.weight");
+            let mut note = None;
             if tied && name == "output.weight" {
                 name = "token_embd.weight".into();
+                note = Some("serves as the embedding too, which is a copy of it (--keep-output stores both)".into());
             }
-            let (dtype, note) = if t.is_matrix() {
+            let (dtype, wider) = if t.is_matrix() {
                 matrix_format(t, if wide { embedding } else { body })
             } else {
                 (DType::F32, None)
             };
+            let note = wider.or(note);
             steps.push(Step {
                 source,
                 name,
@@ -120,8 +124,9 @@ fn matrix_format(t: &Tensor, wanted: DType) -> (DType, Option<String>) {
     (DType::F16, Some(note))
 }
 
-/// Whether the source's separate output is a copy of its embedding in another format, as GGUF
-/// files of tied models have it: one 6-bit copy then serves as both.
+/// Whether the source's separate output is a copy of its embedding: the same numbers, or, in
+/// a GGUF file, the same numbers in another quantised format, as files of tied models have it.
+/// One 6-bit copy then serves as both.
 fn is_tied(model: &Model) -> bool {
     let (Some(a), Some(b)) = (
         model.tensor("token_embd.weight"),
@@ -132,14 +137,29 @@ fn is_tied(model: &Model) -> bool {
     if a.shape != b.shape {
         return false;
     }
-    // Rows spread over the vocabulary; unrelated matrices have cosines near zero, a 2-bit
-    // copy still one above 0.9.
-    let rows = (0..32).map(|i| i * a.rows() / 32);
-    rows.into_iter().all(|r| {
+    // Unquantised copies are equal; a 4-bit copy is at a cosine above 0.995, a 3-bit one at 0.98,
+    // and an output that was trained apart from the embedding far below.
+    let float = |t: &Tensor| matches!(t.dtype, DType::F32 | DType::F16 | DType::BF16);
+    let coarse = |t: &Tensor| matches!(t.dtype, DType::Q2K | DType::Q3K);
+    let enough = match () {
+        () if float(a) && float(b) => 1.0 - 1e-6,
+        () if coarse(a) || coarse(b) => 0.95,
+        () => 0.993,
+    };
+    // Rows spread over the vocabulary.
+    (0..64).map(|i| i * a.rows() / 64).all(|r| {
         let (x, y) = (model.rows(a, r..r + 1), model.rows(b, r..r + 1));
-        let dot =
-            |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| f64::from(x * y)).sum::<f64>();
-        let norm = dot(&x, &x) * dot(&y, &y);
-        norm == 0.0 || dot(&x, &y) / norm.sqrt() > 0.9
+        let dot = |x: &[f32], y: &[f32]| {
+            x.iter()
+                .zip(y)
+                .map(|(x, y)| f64::from(*x) * f64::from(*y))
+                .sum::<f64>()
+        };
+        let (xx, yy) = (dot(&x, &x), dot(&y, &y));
+        if xx == 0.0 || yy == 0.0 {
+            xx == yy
+        } else {
+            dot(&x, &y) / (xx * yy).sqrt() > enough
+        }
     })
 }

@@ -33,18 +33,18 @@ impl<'m, K: Kernels> Cpu<'m, K> {
         config: &'m Config,
         rope: &'m RopeTable,
         plan: &Plan,
-    ) -> Self {
-        Cpu {
+    ) -> std::io::Result<Self> {
+        Ok(Cpu {
             kernels,
             file,
             config,
             rope,
-            pool: Pool::new(plan.threads),
+            pool: Pool::new(plan.threads)?,
             state: State::new(config, plan),
             tokens: 0,
             position: 0,
             wanted: 0,
-        }
+        })
     }
 
     pub(crate) fn logits(&self) -> &[f32] {

@@ -50,6 +50,17 @@ pub enum EngineError {
         "cannot lock the model in memory: {0}; raise the limit (ulimit -l, LimitMEMLOCK=) or leave --mlock out"
     )]
     Lock(std::io::Error),
+    /// The system gives no more threads.
+    #[error(
+        "cannot start {0} threads: {1}; ask for fewer with --threads, or raise TasksMax= or `ulimit -u`"
+    )]
+    Threads(usize, std::io::Error),
+    /// The model computes nonsense.
+    #[error("no logit is a finite number: the model is broken; `myq verify` may tell where")]
+    NotFinite,
+    /// Stopped before the first token.
+    #[error("interrupted")]
+    Interrupted,
     /// A setting makes no sense.
     #[error("{0}")]
     Setting(String),

@@ -1,6 +1,7 @@
 //! The loop that everybody runs: prompt, then one token after another.
 
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use myq_model::Sampler;
@@ -51,12 +52,14 @@ impl Stats {
 /// Feeds `prompt` (at least one token) and hands each new token to `receive` until the model
 /// ends, `limit` tokens were made, the context is full or `receive` breaks.
 ///
-/// The end token itself is not handed on. Nothing here allocates.
+/// `stop` is looked at between the passes of a long prompt; set, it ends the call with
+/// [`EngineError::Interrupted`]. The end token itself is not handed on. Nothing here allocates.
 pub fn generate(
     engine: &mut Engine,
     sampler: &mut Sampler,
     prompt: &[u32],
     limit: usize,
+    stop: &AtomicBool,
     mut receive: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Stats, EngineError> {
     if prompt.is_empty() {
@@ -64,6 +67,7 @@ pub fn generate(
             "the prompt is empty; give at least one token of text".into(),
         ));
     }
+    engine.fits(prompt)?;
     let start = Instant::now();
     prompt.iter().for_each(|&t| sampler.accept(t));
     // What the context leaves: a prompt that fills it can still give one token.
@@ -72,7 +76,15 @@ pub fn generate(
         .context
         .saturating_sub(engine.position() + prompt.len())
         + 1;
-    let first = engine.feed(prompt, 1)?;
+    let batch = engine.plan().batch;
+    let (early, last) = prompt.split_at((prompt.len() - 1) / batch * batch);
+    for part in early.chunks(batch) {
+        engine.feed(part, 0)?;
+        if stop.load(Relaxed) {
+            return Err(EngineError::Interrupted);
+        }
+    }
+    let first = engine.feed(last, 1)?;
     let prompt_time = start.elapsed();
     let mut stats = Stats {
         prompt_tokens: prompt.len(),
@@ -84,7 +96,7 @@ pub fn generate(
     if limit == 0 {
         return Ok(stats);
     }
-    let mut token = sampler.sample(first);
+    let mut token = sampler.sample(first).ok_or(EngineError::NotFinite)?;
     let first_token = Instant::now();
     loop {
         if engine.source().tokenizer.eos_ids().contains(&token) {
@@ -105,7 +117,9 @@ pub fn generate(
             stats.stop = Stop::Context;
             break;
         }
-        token = sampler.sample(engine.step(token)?);
+        token = sampler
+            .sample(engine.step(token)?)
+            .ok_or(EngineError::NotFinite)?;
     }
     Ok(stats)
 }

@@ -9,7 +9,7 @@ mod error;
 pub mod generate;
 pub mod map;
 pub mod memory;
-pub mod pool;
+mod pool;
 pub mod prewarm;
 mod select;
 mod session;

@@ -1,6 +1,7 @@
 //! Mapping a model file, and what happens when it shrinks under the map.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
@@ -13,6 +14,7 @@ use crate::EngineError;
 pub struct Mapped {
     map: Mmap,
     path: PathBuf,
+    tells_residency: bool,
 }
 
 impl Mapped {
@@ -22,13 +24,19 @@ impl Mapped {
             path: path.to_owned(),
             error,
         };
-        let file = File::open(path).map_err(fail)?;
-        let meta = file.metadata().map_err(fail)?;
+        // Asked before opening: to open a pipe would wait for its writer.
+        let meta = std::fs::metadata(path).map_err(fail)?;
         if meta.is_dir() {
             return Err(fail(std::io::Error::other(
                 "it is a directory; give a .myq or .gguf file, or `myq import` it first",
             )));
         }
+        if !meta.is_file() {
+            return Err(fail(std::io::Error::other(
+                "it is not a regular file, and cannot be mapped",
+            )));
+        }
+        let file = File::open(path).map_err(fail)?;
         if meta.len() == 0 {
             return Err(EngineError::Empty(path.to_owned()));
         }
@@ -40,6 +48,7 @@ impl Mapped {
         Ok(Mapped {
             map,
             path: path.to_owned(),
+            tells_residency: tells_residency(path, &meta),
         })
     }
 
@@ -53,8 +62,13 @@ impl Mapped {
         &self.path
     }
 
-    /// Share of the file's pages that are in memory now, 0 to 1.
-    pub fn residency(&self) -> f64 {
+    /// Share of the file's pages that are in memory now, 0 to 1; `None` where the system does
+    /// not say: since Linux 5.2 `mincore` calls every page resident for a process that neither
+    /// owns the file nor may write it.
+    pub fn residency(&self) -> Option<f64> {
+        if !self.tells_residency {
+            return None;
+        }
         let page = page_size();
         let pages = self.map.len().div_ceil(page);
         let mut present = vec![0u8; pages];
@@ -67,10 +81,8 @@ impl Mapped {
                 present.as_mut_ptr().cast(),
             )
         };
-        if ok != 0 {
-            return 0.0;
-        }
-        present.iter().filter(|&&p| p & 1 == 1).count() as f64 / pages as f64
+        let count = present.iter().filter(|&&p| p & 1 == 1).count();
+        (ok == 0).then(|| count as f64 / pages as f64)
     }
 
     /// Asks the system to read ahead the whole file.
@@ -84,6 +96,14 @@ impl Mapped {
     pub fn lock(&self) -> Result<(), EngineError> {
         self.map.lock().map_err(EngineError::Lock)
     }
+}
+
+/// See [`Mapped::residency`].
+fn tells_residency(path: &Path, meta: &std::fs::Metadata) -> bool {
+    // SAFETY: geteuid has no preconditions.
+    let user = unsafe { libc::geteuid() };
+    // Opened for writing and closed again: nothing is written.
+    user == 0 || user == meta.uid() || File::options().write(true).open(path).is_ok()
 }
 
 /// Bytes of a page.

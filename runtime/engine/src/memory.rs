@@ -25,13 +25,20 @@ fn group_left() -> Option<u64> {
     let max: u64 = read("memory.max")?.trim().parse().ok()?;
     let used: u64 = read("memory.current")?.trim().parse().ok()?;
     // Page cache counts as used but is given back on demand.
-    let cache = read("memory.stat")
-        .and_then(|s| {
-            s.lines()
-                .find_map(|l| l.strip_prefix("inactive_file ")?.parse::<u64>().ok())
-        })
-        .unwrap_or(0);
+    let cache = file_cache(&read("memory.stat").unwrap_or_default());
     Some((max + cache).saturating_sub(used))
+}
+
+/// Bytes of page cache in a control group's `memory.stat`: a model's pages, touched more than
+/// once, are in the active list.
+fn file_cache(stat: &str) -> u64 {
+    let line = |l: &str| {
+        let rest = l
+            .strip_prefix("inactive_file ")
+            .or_else(|| l.strip_prefix("active_file "))?;
+        rest.trim().parse::<u64>().ok()
+    };
+    stat.lines().filter_map(line).sum()
 }
 
 /// Resident bytes of this process: all, and those that are not pages of files.
@@ -50,6 +57,14 @@ mod tests {
         let meminfo = "MemTotal:  8000000 kB\nMemFree:  200000 kB\nMemAvailable:  6200000 kB\nCached: 6000000 kB\n";
         assert_eq!(field(meminfo, "MemAvailable:"), Some(6_200_000 * 1024));
         assert_eq!(field("MemFree: 1 kB\n", "MemAvailable:"), None);
+    }
+
+    #[test]
+    fn both_lists_of_page_cache_count_in_a_control_group() {
+        assert_eq!(
+            file_cache("anon 5\ninactive_file 100\nactive_file 30\n"),
+            130
+        );
     }
 
     #[test]

@@ -6,19 +6,19 @@
 //! an idle or oversubscribed machine is not kept busy.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::thread::{JoinHandle, Thread};
 
 /// Rounds of spinning before a thread parks: about 20 to 50 microseconds.
-pub const SPIN: u32 = 4_000;
+pub(crate) const SPIN: u32 = 4_000;
 
 type Task<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
 struct Shared {
     /// Number of the current loop; a change wakes the workers.
     epoch: AtomicU64,
-    /// The loop's body with its lifetime erased, as the two words of the reference.
-    body: [AtomicUsize; 2],
+    /// The loop's body, on the stack of [`Pool::run`], with its lifetime erased.
+    body: AtomicPtr<Task<'static>>,
     /// Next task and number of tasks.
     next: AtomicUsize,
     tasks: AtomicUsize,
@@ -31,7 +31,7 @@ struct Shared {
 }
 
 /// A fixed set of worker threads.
-pub struct Pool {
+pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     threads: Vec<Thread>,
@@ -39,11 +39,14 @@ pub struct Pool {
 
 impl Pool {
     /// `threads` counts the caller: one thread less is started.
-    pub fn new(threads: usize) -> Pool {
+    ///
+    /// # Errors
+    /// The system's, where it gives no more threads.
+    pub(crate) fn new(threads: usize) -> std::io::Result<Pool> {
         let extra = threads.max(1) - 1;
         let shared = Arc::new(Shared {
             epoch: AtomicU64::new(0),
-            body: [AtomicUsize::new(0), AtomicUsize::new(0)],
+            body: AtomicPtr::new(std::ptr::null_mut()),
             next: AtomicUsize::new(0),
             tasks: AtomicUsize::new(0),
             busy: AtomicUsize::new(0),
@@ -58,19 +61,26 @@ impl Pool {
             std::thread::Builder::new()
                 .name(name)
                 .spawn(move || work(&shared, i, &caller))
-                .expect("the system starts threads")
         };
-        let workers: Vec<_> = (0..extra).map(start).collect();
-        let threads = workers.iter().map(|w| w.thread().clone()).collect();
-        Pool {
-            shared,
-            workers,
-            threads,
+        let mut pool = Pool {
+            shared: shared.clone(),
+            workers: Vec::new(),
+            threads: Vec::new(),
+        };
+        for i in 0..extra {
+            // Where this fails, dropping the pool stops the threads that did start.
+            let worker = start(i)?;
+            pool.threads.push(worker.thread().clone());
+            pool.workers.push(worker);
         }
+        // Every worker takes part in a loop, so an empty one returns when all have started: a
+        // thread allocates as it starts, and nothing may allocate later.
+        pool.run(2, &|_, _| {});
+        Ok(pool)
     }
 
     /// Threads, the caller included.
-    pub fn threads(&self) -> usize {
+    pub(crate) fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
@@ -80,19 +90,17 @@ impl Pool {
     ///
     /// # Panics
     /// If a body panicked on a worker.
-    pub fn run(&mut self, tasks: usize, body: Task<'_>) {
+    pub(crate) fn run(&mut self, tasks: usize, body: Task<'_>) {
         let extra = self.workers.len();
         if extra == 0 || tasks <= 1 {
             (0..tasks).for_each(|t| body(t, 0));
             return;
         }
         let s = &*self.shared;
-        // SAFETY: a reference to a trait object is two words. The workers use it only between
-        // the change of `epoch` below and their decrement of `busy`, and this function does
-        // not return, nor unwind, before `busy` is zero, so the body outlives its use.
-        let words: [usize; 2] = unsafe { std::mem::transmute::<Task<'_>, [usize; 2]>(body) };
-        s.body[0].store(words[0], Relaxed);
-        s.body[1].store(words[1], Relaxed);
+        // The workers read through this pointer only between the change of `epoch` below and
+        // their decrement of `busy`; this function does not return, nor unwind, before `busy`
+        // is zero, so that the reference and what it refers to outlive their use.
+        s.body.store((&raw const body).cast_mut().cast(), Relaxed);
         s.next.store(0, Relaxed);
         s.tasks.store(tasks, Relaxed);
         s.busy.store(extra, Relaxed);
@@ -156,10 +164,9 @@ fn work(s: &Shared, index: usize, caller: &Thread) {
         if s.stop.load(Acquire) {
             return;
         }
-        let words = [s.body[0].load(Relaxed), s.body[1].load(Relaxed)];
-        // SAFETY: these are the words of a reference that `run` stored before it changed
-        // `epoch`, and `run` keeps the body alive until `busy` falls to zero below.
-        let body: Task<'_> = unsafe { std::mem::transmute::<[usize; 2], Task<'_>>(words) };
+        // SAFETY: `run` stored a pointer to a live reference before it changed `epoch`, and
+        // keeps the reference and the body alive until `busy` falls to zero below.
+        let body: Task<'_> = unsafe { *s.body.load(Relaxed) };
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             take_tasks(s, body, index + 1)
         }));
@@ -212,7 +219,7 @@ mod tests {
     #[test]
     fn every_task_runs_once_at_any_size() {
         for threads in [1, 2, 3, 8] {
-            let mut pool = Pool::new(threads);
+            let mut pool = Pool::new(threads).expect("threads");
             for tasks in [0, 1, 2, 3, 7, 64, 1000] {
                 let seen: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
                 pool.run(tasks, &|t, thread| {
@@ -229,7 +236,7 @@ mod tests {
 
     #[test]
     fn workers_wake_after_they_slept() {
-        let mut pool = Pool::new(4);
+        let mut pool = Pool::new(4).expect("threads");
         let count = AtomicUsize::new(0);
         for _ in 0..20 {
             std::thread::sleep(std::time::Duration::from_millis(2));
@@ -243,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_panic_in_a_task_reaches_the_caller() {
-        let mut pool = Pool::new(3);
+        let mut pool = Pool::new(3).expect("threads");
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             pool.run(100, &|t, _| assert!(t != 50))
         }));

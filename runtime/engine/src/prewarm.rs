@@ -11,10 +11,11 @@ use crate::memory;
 /// What a prewarm did.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// Share of the file in memory before, 0 to 1: low is a cold start.
-    pub resident_before: f64,
+    /// Share of the file in memory before, 0 to 1: low is a cold start. `None` where the
+    /// system does not say.
+    pub resident_before: Option<f64>,
     /// Share after.
-    pub resident_after: f64,
+    pub resident_after: Option<f64>,
     /// Bytes read.
     pub bytes: u64,
     /// Time taken.
@@ -30,48 +31,54 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 const PIECE: usize = 4 << 20;
 
 /// Touches every page with `threads` threads, the file's first bytes first, and stops at nine
-/// tenths of the available memory: reading more would push out what was just read.
-pub fn prewarm(file: &Mapped, threads: usize, progress: Progress<'_>) -> Report {
+/// tenths of the memory that is available beside the `reserved` bytes still to be taken:
+/// reading more would push out what was just read.
+pub fn prewarm(file: &Mapped, threads: usize, reserved: u64, progress: Progress<'_>) -> Report {
     let start = Instant::now();
     let resident_before = file.residency();
     let len = file.bytes().len();
-    let missing = (len as f64 * (1.0 - resident_before)) as u64;
-    let room = memory::available().map_or(u64::MAX, |a| a / 10 * 9);
+    let missing = (len as f64 * (1.0 - resident_before.unwrap_or(0.0))) as u64;
+    let room = memory::available().map_or(u64::MAX, |a| a.saturating_sub(reserved) / 10 * 9);
     let limit = if missing > room { room as usize } else { len };
-    if resident_before < 1.0 {
+    let cold = resident_before.is_none_or(|r| r < 1.0);
+    if cold {
         if limit == len {
             file.read_ahead();
         }
-        let bytes = &file.bytes()[..limit];
-        let pieces = limit.div_ceil(PIECE);
-        let touch = |i: usize| {
-            let piece = &bytes[i * PIECE..limit.min((i + 1) * PIECE)];
-            // The sum keeps the reads; its value does not matter.
-            std::hint::black_box(
-                piece
-                    .iter()
-                    .step_by(page_size())
-                    .fold(0u8, |s, b| s.wrapping_add(*b)),
-            );
-            piece.len() as u64
-        };
-        in_parallel(threads, pieces, &touch, limit as u64, progress);
+        touch(&file.bytes()[..limit], threads, progress);
     }
     Report {
         resident_before,
-        resident_after: if resident_before < 1.0 {
+        resident_after: if cold {
             file.residency()
         } else {
-            1.0
+            resident_before
         },
-        bytes: if resident_before < 1.0 {
-            limit as u64
-        } else {
-            0
-        },
+        bytes: if cold { limit as u64 } else { 0 },
         time: start.elapsed(),
         partial: limit < len,
     }
+}
+
+/// Reads one byte of every page.
+fn touch(bytes: &[u8], threads: usize, progress: Progress<'_>) {
+    let piece = |i: usize| {
+        let piece = &bytes[i * PIECE..bytes.len().min((i + 1) * PIECE)];
+        let sum = piece
+            .iter()
+            .step_by(page_size())
+            .fold(0u8, |s, b| s.wrapping_add(*b));
+        // The sum keeps the reads; its value does not matter.
+        std::hint::black_box(sum);
+        piece.len() as u64
+    };
+    in_parallel(
+        threads,
+        bytes.len().div_ceil(PIECE),
+        &piece,
+        bytes.len() as u64,
+        progress,
+    );
 }
 
 /// Compares every tensor of a `.myq` file with its checksum, with `threads` threads; gives
@@ -112,7 +119,12 @@ fn in_parallel(
         }
     };
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
+        // Fewer threads than asked for only take longer; with none, this one works.
+        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+        let workers: Vec<_> = (0..threads.max(1)).filter_map(spawn).collect();
+        if workers.is_empty() {
+            work();
+        }
         let mut shown = Instant::now();
         while workers.iter().any(|w| !w.is_finished()) {
             std::thread::sleep(Duration::from_millis(1));

@@ -83,18 +83,28 @@ impl Engine {
         };
         let source = Arc::new(Source::open(file.bytes()).map_err(fail)?);
         let plan = plan(&source.config, options)?;
+        // Before the passes over the file: kernels that cannot run are told at once.
+        let decoder = decoder(options.kernels, &file, &source, &plan)?;
+        let config = &source.config;
+        let reserved = (plan.kv_bytes(config) + plan.buffer_bytes(config)) as u64;
         let prewarm = options
             .prewarm
-            .then(|| prewarm::prewarm(&file, plan.threads, progress));
+            .then(|| prewarm::prewarm(&file, plan.threads, reserved, progress));
+        let partial = prewarm.as_ref().is_some_and(|r| r.partial);
         if options.verify && source.kind == Kind::Myq {
-            let check =
-                Myq::parse(file.bytes()).and_then(|m| prewarm::verify(&m, plan.threads, progress));
-            check.map_err(|e| fail(e.into()))?;
+            if partial {
+                log::warn!(
+                    "checksums are not compared: the file is larger than the available memory, and reading all of it would push out what was read ahead; `myq verify` compares them"
+                );
+            } else {
+                let check = Myq::parse(file.bytes())
+                    .and_then(|m| prewarm::verify(&m, plan.threads, progress));
+                check.map_err(|e| fail(e.into()))?;
+            }
         }
         if options.lock {
             file.lock()?;
         }
-        let decoder = decoder(options.kernels, &file, &source, &plan)?;
         Ok(Engine {
             decoder,
             source,
@@ -110,7 +120,7 @@ impl Engine {
     /// last `rows` of the last pass (`rows` at most [`Options::logit_rows`] and at most the
     /// tokens of that pass), `rows` × vocab.
     pub fn feed(&mut self, tokens: &[u32], rows: usize) -> Result<&[f32], EngineError> {
-        self.check(tokens)?;
+        self.fits(tokens)?;
         let mut passes = tokens.chunks(self.plan.batch).peekable();
         while let Some(tokens) = passes.next() {
             let last = passes.peek().is_none();
@@ -137,7 +147,8 @@ impl Engine {
         self.feed(&[token], 1)
     }
 
-    fn check(&self, tokens: &[u32]) -> Result<(), EngineError> {
+    /// Whether the tokens fit after those already there, and are of the vocabulary.
+    pub fn fits(&self, tokens: &[u32]) -> Result<(), EngineError> {
         let (wanted, context, vocab) = (
             self.position + tokens.len(),
             self.plan.context,
@@ -210,8 +221,15 @@ fn plan(config: &Config, options: &Options) -> Result<Plan, EngineError> {
         )));
     }
     let available = memory::available().unwrap_or(u64::MAX);
-    let wanted = options.context.unwrap_or(4096).min(config.context);
-    let context = Plan::fit_context(config, at_least_one(wanted, "the context")?, available);
+    let asked = at_least_one(options.context.unwrap_or(4096), "the context")?;
+    if options.context.is_some() && asked > config.context {
+        log::warn!(
+            "context shortened from {asked} to {} tokens: the model was made for no more",
+            config.context
+        );
+    }
+    let wanted = asked.min(config.context);
+    let context = Plan::fit_context(config, options.cache, wanted, available);
     if context < wanted {
         log::warn!(
             "context shortened from {wanted} to {context} tokens, to fit half of the available memory"
@@ -221,7 +239,10 @@ fn plan(config: &Config, options: &Options) -> Result<Plan, EngineError> {
     Ok(Plan {
         context,
         cache: options.cache,
-        batch: at_least_one(options.batch, "the batch")?.min(context),
+        // Larger batches cost memory and bring no speed.
+        batch: at_least_one(options.batch, "the batch")?
+            .min(context)
+            .min(2048),
         logit_rows: at_least_one(options.logit_rows, "the number of logit rows")?.min(context),
         threads,
     })
@@ -266,7 +287,10 @@ fn decoder(
     };
     macro_rules! on {
         ($kernels:expr) => {
-            Ok(Box::new(Cpu::new($kernels, bytes, config, rope, plan)))
+            match Cpu::new($kernels, bytes, config, rope, plan) {
+                Ok(cpu) => Ok(Box::new(cpu)),
+                Err(error) => Err(EngineError::Threads(plan.threads, error)),
+            }
         };
     }
     match (choice, Avx2::new(), Neon::new()) {

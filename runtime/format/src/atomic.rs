@@ -35,6 +35,14 @@ impl AtomicFile {
                 "path names no file",
             )));
         };
+        if target
+            .symlink_metadata()
+            .is_ok_and(|m| !m.is_file() && !m.is_symlink())
+        {
+            let problem = "something that is not a regular file has this name; choose another";
+            return Err(fail(io::Error::new(io::ErrorKind::AlreadyExists, problem)));
+        }
+        remove_leftovers(target, name);
         for attempt in 0..ATTEMPTS {
             let mut hidden = std::ffi::OsString::from(".");
             hidden.push(name);
@@ -119,6 +127,29 @@ impl Drop for AtomicFile {
         if !self.committed {
             // Nothing can be done if this fails, and the error that led here matters more.
             let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// Removes the temporary files of this target whose process was killed.
+fn remove_leftovers(target: &Path, name: &std::ffi::OsStr) {
+    let prefix = format!(".{}.tmp-", name.to_string_lossy());
+    let folder = target
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let file = entry.file_name();
+        let process = file.to_str().and_then(|f| f.strip_prefix(&prefix));
+        let process = process.and_then(|p| p.split('-').next()?.parse::<u32>().ok());
+        // Without /proc nothing is known of the process, and nothing is removed.
+        let dead =
+            |p: u32| Path::new("/proc/self").exists() && !Path::new(&format!("/proc/{p}")).exists();
+        if process.is_some_and(dead) {
+            drop(std::fs::remove_file(entry.path()));
         }
     }
 }

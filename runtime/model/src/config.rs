@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
 
+mod hub;
+
 /// Families whose forward pass this crate has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -60,6 +62,44 @@ pub enum Scaling {
         /// Multiplies the paper's temperature; 1 unless the file says otherwise.
         attention: f32,
     },
+}
+
+impl Scaling {
+    fn check(&self) -> Result<(), ModelError> {
+        let stretch = |f: f32| f.is_finite() && f >= 1.0;
+        let ok = match *self {
+            Scaling::None => true,
+            Scaling::Linear { factor } => stretch(factor),
+            Scaling::Llama3 {
+                factor,
+                low,
+                high,
+                original,
+            } => stretch(factor) && low > 0.0 && high > low && high.is_finite() && original > 0,
+            Scaling::Yarn {
+                factor,
+                original,
+                beta_fast,
+                beta_slow,
+                attention,
+            } => {
+                stretch(factor)
+                    && original > 0
+                    && beta_slow > 0.0
+                    && beta_fast > beta_slow
+                    && beta_fast.is_finite()
+                    && attention > 0.0
+                    && attention.is_finite()
+            }
+        };
+        if ok {
+            Ok(())
+        } else {
+            Err(ModelError::Config(format!(
+                "the rope scaling {self:?} makes no sense"
+            )))
+        }
+    }
 }
 
 /// Rotary position embedding.
@@ -145,7 +185,7 @@ impl Config {
                 "norm epsilon or rope theta is not a positive number".into(),
             ));
         }
-        Ok(())
+        self.rope.scaling.check()
     }
 
     /// Components of all query heads.
@@ -186,7 +226,21 @@ impl Config {
             width,
             ffn: need("feed_forward_length")?,
             heads,
-            kv_heads: number("attention.head_count_kv").unwrap_or(heads),
+            kv_heads: match (
+                g.get(&key("attention.head_count_kv")),
+                number("attention.head_count_kv"),
+            ) {
+                (None, _) => heads,
+                (Some(_), Some(n)) => n,
+                (Some(_), None) => {
+                    let problem =
+                        "is not one positive number; layers of different shape are not supported";
+                    return Err(ModelError::Config(format!(
+                        "{} {problem}",
+                        key("attention.head_count_kv")
+                    )));
+                }
+            },
             head_dim,
             vocab: g
                 .tensor("token_embd.weight")
@@ -211,52 +265,6 @@ impl Config {
         config.check()?;
         Ok(config)
     }
-
-    /// From the `config.json` of a model-hub directory.
-    pub fn from_hub(json: &str, name: &str) -> Result<Config, ModelError> {
-        let hub: Hub = serde_json::from_str(json)
-            .map_err(|e| ModelError::Config(format!("config.json: {e}")))?;
-        let family = match hub.model_type.as_str() {
-            "llama" | "mistral" => Family::Llama,
-            "qwen2" => Family::Qwen2,
-            other => return Err(ModelError::Family(other.to_owned())),
-        };
-        if !matches!(hub.hidden_act.as_deref(), None | Some("silu")) {
-            return Err(ModelError::Config(format!(
-                "hidden_act {:?} is not silu",
-                hub.hidden_act.unwrap_or_default()
-            )));
-        }
-        let head_dim = hub
-            .head_dim
-            .unwrap_or(hub.hidden_size / hub.num_attention_heads.max(1));
-        let config = Config {
-            family,
-            name: name.to_owned(),
-            layers: hub.num_hidden_layers,
-            width: hub.hidden_size,
-            ffn: hub.intermediate_size,
-            heads: hub.num_attention_heads,
-            kv_heads: hub.num_key_value_heads.unwrap_or(hub.num_attention_heads),
-            head_dim,
-            vocab: hub.vocab_size,
-            // Without a sliding window in the forward pass, no more context than one window.
-            context: hub.window().map_or(hub.max_position_embeddings, |w| {
-                w.min(hub.max_position_embeddings)
-            }),
-            norm_eps: hub.rms_norm_eps,
-            rope: Rope {
-                theta: hub.rope_theta.unwrap_or(10_000.0),
-                dims: head_dim,
-                pairing: Pairing::Half,
-                scaling: hub
-                    .rope_scaling
-                    .map_or(Ok(Scaling::None), |s| s.read(hub.max_position_embeddings))?,
-            },
-        };
-        config.check()?;
-        Ok(config)
-    }
 }
 
 fn missing(key: &str) -> ModelError {
@@ -267,8 +275,13 @@ fn missing(key: &str) -> ModelError {
 
 fn gguf_scaling(g: &Gguf<'_>, arch: &str) -> Result<Scaling, ModelError> {
     let key = |k: &str| format!("{arch}.rope.scaling.{k}");
-    let factor = g.f32(&key("factor")).unwrap_or(1.0);
-    match g.str(&key("type")).unwrap_or("none") {
+    // Older files have the linear factor alone, under one of two names.
+    let factor = g
+        .f32(&key("factor"))
+        .or_else(|| g.f32(&format!("{arch}.rope.scale_linear")))
+        .unwrap_or(1.0);
+    let default = if factor == 1.0 { "none" } else { "linear" };
+    match g.str(&key("type")).unwrap_or(default) {
         "none" => Ok(Scaling::None),
         "linear" => Ok(Scaling::Linear { factor }),
         "yarn" => Ok(Scaling::Yarn {
@@ -284,76 +297,6 @@ fn gguf_scaling(g: &Gguf<'_>, arch: &str) -> Result<Scaling, ModelError> {
         other => Err(ModelError::Config(format!(
             "rope scaling `{other}` is not known; known are none, linear, yarn"
         ))),
-    }
-}
-
-/// The keys of `config.json` that matter here.
-#[derive(Deserialize)]
-struct Hub {
-    model_type: String,
-    hidden_size: usize,
-    num_hidden_layers: usize,
-    intermediate_size: usize,
-    num_attention_heads: usize,
-    num_key_value_heads: Option<usize>,
-    head_dim: Option<usize>,
-    vocab_size: usize,
-    max_position_embeddings: usize,
-    rms_norm_eps: f32,
-    rope_theta: Option<f32>,
-    rope_scaling: Option<HubScaling>,
-    hidden_act: Option<String>,
-    sliding_window: Option<usize>,
-    use_sliding_window: Option<bool>,
-}
-
-impl Hub {
-    fn window(&self) -> Option<usize> {
-        self.sliding_window
-            .filter(|_| self.use_sliding_window != Some(false))
-    }
-}
-
-#[derive(Deserialize)]
-struct HubScaling {
-    #[serde(alias = "type")]
-    rope_type: Option<String>,
-    factor: Option<f32>,
-    low_freq_factor: Option<f32>,
-    high_freq_factor: Option<f32>,
-    original_max_position_embeddings: Option<usize>,
-    beta_fast: Option<f32>,
-    beta_slow: Option<f32>,
-    attention_factor: Option<f32>,
-}
-
-impl HubScaling {
-    fn read(self, context: usize) -> Result<Scaling, ModelError> {
-        let factor = self.factor.unwrap_or(1.0);
-        let original = self.original_max_position_embeddings.unwrap_or(context);
-        match self.rope_type.as_deref().unwrap_or("default") {
-            "default" => Ok(Scaling::None),
-            "linear" => Ok(Scaling::Linear { factor }),
-            "llama3" => Ok(Scaling::Llama3 {
-                factor,
-                low: self.low_freq_factor.unwrap_or(1.0),
-                high: self.high_freq_factor.unwrap_or(4.0),
-                original,
-            }),
-            "yarn" => Ok(Scaling::Yarn {
-                factor,
-                original,
-                beta_fast: self.beta_fast.unwrap_or(32.0),
-                beta_slow: self.beta_slow.unwrap_or(1.0),
-                // config.json states the whole temperature; ours multiplies the paper's.
-                attention: self
-                    .attention_factor
-                    .map_or(1.0, |a| a / yarn_temperature(factor)),
-            }),
-            other => Err(ModelError::Config(format!(
-                "rope_scaling `{other}` is not known; known are default, linear, llama3, yarn"
-            ))),
-        }
     }
 }
 

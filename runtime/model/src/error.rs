@@ -22,6 +22,9 @@ pub enum ModelError {
     /// A tensor is absent.
     #[error("tensor {0} is missing; the file is not a complete model, fetch or import it again")]
     Missing(String),
+    /// A tensor that the forward pass would leave out.
+    #[error("tensor {0} (and {n} more) has no place in a model of this configuration; results would be wrong without it", n = .1 - 1)]
+    Unused(String, usize),
     /// A tensor has another shape than the configuration asks for.
     #[error("tensor {name} has shape {got:?} (columns first), the configuration asks for {want:?}")]
     Shape {

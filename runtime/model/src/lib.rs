@@ -1,6 +1,6 @@
 //! A model: configuration, tokenizer, chat template, weights, forward pass, sampling.
 //!
-//! Nothing here knows a file system, a thread or a processor. [`forward`] is the transformer,
+//! Nothing here knows a file system or a processor. [`forward`] is the transformer,
 //! generic over a [`Backend`]; [`Source`] is everything read from a file.
 #![forbid(unsafe_code)]
 

@@ -36,8 +36,8 @@ impl Plan {
 
     /// The longest context, up to `wanted`, whose cache takes at most half of `available`
     /// bytes; at least 256 tokens.
-    pub fn fit_context(c: &Config, wanted: usize, available: u64) -> usize {
-        let per_token = 2 * c.layers * c.kv_width() * 2;
+    pub fn fit_context(c: &Config, cache: CacheType, wanted: usize, available: u64) -> usize {
+        let per_token = 2 * c.layers * c.kv_width() * cache.bytes();
         let fits = (available / 2) as usize / per_token / 256 * 256;
         wanted.min(fits.max(256))
     }
@@ -87,8 +87,14 @@ mod tests {
     #[test]
     fn context_fits_the_memory_there_is() {
         // Case 14: 131,072 tokens would take 17 GB.
-        assert_eq!(Plan::fit_context(&config(), 131_072, 4 << 30), 16_384);
-        assert_eq!(Plan::fit_context(&config(), 4096, 64 << 30), 4096);
-        assert_eq!(Plan::fit_context(&config(), 4096, 0), 256);
+        assert_eq!(
+            Plan::fit_context(&config(), CacheType::F16, 131_072, 4 << 30),
+            16_384
+        );
+        assert_eq!(
+            Plan::fit_context(&config(), CacheType::F16, 4096, 64 << 30),
+            4096
+        );
+        assert_eq!(Plan::fit_context(&config(), CacheType::F16, 4096, 0), 256);
     }
 }

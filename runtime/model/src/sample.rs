@@ -55,15 +55,27 @@ impl Sampling {
         if !(0.0..=1.0).contains(&self.min_p) {
             return wrong("min-p", self.min_p, "between 0 and 1");
         }
-        if !(self.repeat_penalty > 0.0 && self.repeat_penalty.is_finite()) {
-            return wrong("repeat-penalty", self.repeat_penalty, "above 0");
-        }
-        if !(self.presence_penalty.is_finite() && self.frequency_penalty.is_finite()) {
+        if !(0.01..=100.0).contains(&self.repeat_penalty) {
             return wrong(
-                "presence-penalty or frequency-penalty",
-                f32::NAN,
-                "a number",
+                "repeat-penalty",
+                self.repeat_penalty,
+                "between 0.01 and 100",
             );
+        }
+        if self.penalty_window > 65_535 {
+            return wrong(
+                "penalty-window",
+                self.penalty_window as f32,
+                "at most 65535",
+            );
+        }
+        for (name, value) in [
+            ("presence-penalty", self.presence_penalty),
+            ("frequency-penalty", self.frequency_penalty),
+        ] {
+            if !(-100.0..=100.0).contains(&value) {
+                return wrong(name, value, "between -100 and 100");
+            }
         }
         Ok(())
     }
@@ -111,25 +123,33 @@ impl Sampler {
         self.counts[token as usize] += 1;
     }
 
-    /// The next token. Logits that are NaN are never chosen.
-    pub fn sample(&mut self, logits: &[f32]) -> u32 {
+    /// The next token; `None` where no logit is finite, the sign of a broken model. Logits
+    /// that are not finite are never chosen.
+    pub fn sample(&mut self, logits: &[f32]) -> Option<u32> {
         let s = self.settings;
         if s.temperature == 0.0 && !self.penalties() {
-            return argmax(logits);
+            let best = argmax(logits);
+            return logits
+                .get(best as usize)
+                .filter(|l| l.is_finite())
+                .map(|_| best);
         }
         self.collect(logits);
+        if self.candidates.is_empty() {
+            return None;
+        }
         if s.temperature == 0.0 {
             let best = self
                 .candidates
                 .iter()
                 .copied()
                 .reduce(|a, b| if b.0 > a.0 { b } else { a });
-            return best.map_or(0, |c| c.1);
+            return best.map(|c| c.1);
         }
         self.keep_top_k();
         self.make_probabilities();
         self.keep_top_p();
-        self.draw()
+        Some(self.draw())
     }
 
     fn penalties(&self) -> bool {
@@ -145,7 +165,7 @@ impl Sampler {
                 .iter()
                 .zip(counts)
                 .zip(0..)
-                .filter(|((l, _), _)| !l.is_nan())
+                .filter(|((l, _), _)| l.is_finite())
                 .map(|((&logit, &count), id)| {
                     if count == 0 {
                         return (logit, id);
@@ -161,9 +181,6 @@ impl Sampler {
                     )
                 }),
         );
-        if self.candidates.is_empty() {
-            self.candidates.push((0.0, 0));
-        }
     }
 
     /// Sorts by falling logit what is kept.
@@ -239,7 +256,7 @@ mod tests {
 
     #[test]
     fn greedy_takes_the_likeliest() {
-        assert_eq!(sampler(Sampling::default()).sample(&LOGITS), 1);
+        assert_eq!(sampler(Sampling::default()).sample(&LOGITS), Some(1));
     }
 
     #[test]
@@ -249,13 +266,13 @@ mod tests {
             ..Sampling::default()
         });
         s.accept(1);
-        assert_eq!(s.sample(&LOGITS), 2);
+        assert_eq!(s.sample(&LOGITS), Some(2));
         let mut s = sampler(Sampling {
             repeat_penalty: 2.0,
             ..Sampling::default()
         });
         s.accept(1);
-        assert_eq!(s.sample(&LOGITS), 2);
+        assert_eq!(s.sample(&LOGITS), Some(2));
     }
 
     #[test]
@@ -268,7 +285,7 @@ mod tests {
         s.accept(1);
         s.accept(0);
         s.accept(0);
-        assert_eq!(s.sample(&LOGITS), 1);
+        assert_eq!(s.sample(&LOGITS), Some(1));
     }
 
     #[test]
@@ -284,7 +301,7 @@ mod tests {
         let mut s = sampler(open);
         let mut seen = [0u32; 5];
         let n = 40_000;
-        (0..n).for_each(|_| seen[s.sample(&LOGITS) as usize] += 1);
+        (0..n).for_each(|_| seen[s.sample(&LOGITS).expect("a token") as usize] += 1);
         let weights = LOGITS.map(|l| if l.is_nan() { 0.0 } else { l.exp() });
         let total: f32 = weights.iter().sum();
         for (count, w) in seen.iter().zip(weights) {
@@ -315,7 +332,7 @@ mod tests {
                 temperature: 1.0,
                 ..s
             });
-            (0..500).map(|_| s.sample(&LOGITS)).all(|t| t == 1)
+            (0..500).map(|_| s.sample(&LOGITS)).all(|t| t == Some(1))
         };
         let all = Sampling {
             top_k: 0,
@@ -326,6 +343,17 @@ mod tests {
         assert!(one(Sampling { top_k: 1, ..all }));
         assert!(one(Sampling { top_p: 0.5, ..all }));
         assert!(one(Sampling { min_p: 0.5, ..all }));
+    }
+
+    #[test]
+    fn a_broken_model_gives_no_token() {
+        for temperature in [0.0, 1.0] {
+            let mut s = sampler(Sampling {
+                temperature,
+                ..Sampling::default()
+            });
+            assert_eq!(s.sample(&[f32::NAN; 5]), None);
+        }
     }
 
     #[test]

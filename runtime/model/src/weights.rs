@@ -1,5 +1,7 @@
 //! Where each matrix of the model lies in the file: typed views, no copy.
 
+use std::collections::BTreeMap;
+
 use myq_blocks::{DType, Rows, decode::dequantize_row};
 use myq_format::TensorInfo;
 
@@ -84,6 +86,86 @@ pub struct Weights {
     pub rope_factors: Option<Vec<f32>>,
 }
 
+/// A tensor that a model of some configuration has.
+struct Expected {
+    name: String,
+    shape: Vec<usize>,
+    required: bool,
+}
+
+fn expected(c: &Config) -> Vec<Expected> {
+    let (d, q, kv, ffn) = (c.width, c.q_width(), c.kv_width(), c.ffn);
+    let tensor = |name: String, shape: &[usize], required| Expected {
+        name,
+        shape: shape.to_vec(),
+        required,
+    };
+    let mut all = vec![
+        tensor("token_embd.weight".into(), &[d, c.vocab], true),
+        tensor("output_norm.weight".into(), &[d], true),
+        tensor("output.weight".into(), &[d, c.vocab], false),
+        tensor("rope_freqs.weight".into(), &[c.rope.dims / 2], false),
+    ];
+    for l in 0..c.layers {
+        let parts: [(&str, &[usize], bool); 12] = [
+            ("attn_norm.weight", &[d], true),
+            ("attn_q.weight", &[d, q], true),
+            ("attn_k.weight", &[d, kv], true),
+            ("attn_v.weight", &[d, kv], true),
+            ("attn_q.bias", &[q], false),
+            ("attn_k.bias", &[kv], false),
+            ("attn_v.bias", &[kv], false),
+            ("attn_output.weight", &[q, d], true),
+            ("ffn_norm.weight", &[d], true),
+            ("ffn_gate.weight", &[d, ffn], true),
+            ("ffn_up.weight", &[d, ffn], true),
+            ("ffn_down.weight", &[ffn, d], true),
+        ];
+        all.extend(
+            parts.map(|(part, shape, required)| tensor(format!("blk.{l}.{part}"), shape, required)),
+        );
+    }
+    all
+}
+
+/// Checks a tensor table against the configuration: every tensor that the forward pass needs
+/// is there with its shape (columns first), and none that it would leave out.
+pub fn check_table<'a>(
+    config: &Config,
+    tensors: impl Iterator<Item = (&'a str, &'a [u64])>,
+) -> Result<(), ModelError> {
+    let mut table: BTreeMap<&str, &[u64]> = tensors.collect();
+    for Expected {
+        name,
+        shape,
+        required,
+    } in expected(config)
+    {
+        match table.remove(name.as_str()) {
+            None if required => return Err(ModelError::Missing(name)),
+            None => {}
+            Some(got) => {
+                let mut want: Vec<u64> = shape.iter().map(|&n| n as u64).collect();
+                // A vector may be stored as a single row.
+                if shape.len() == 1 && got.len() == 2 {
+                    want.push(1);
+                }
+                if got != want {
+                    return Err(ModelError::Shape {
+                        name,
+                        got: got.to_vec(),
+                        want,
+                    });
+                }
+            }
+        }
+    }
+    match table.keys().next() {
+        Some(name) => Err(ModelError::Unused((*name).to_owned(), table.len())),
+        None => Ok(()),
+    }
+}
+
 impl Weights {
     /// Finds and checks every tensor of the model among `tensors`.
     pub fn find(
@@ -91,6 +173,10 @@ impl Weights {
         tensors: &[TensorInfo],
         file: &[u8],
     ) -> Result<Weights, ModelError> {
+        check_table(
+            config,
+            tensors.iter().map(|t| (t.name.as_str(), &t.shape[..])),
+        )?;
         let f = Finder { tensors, file };
         let (d, q, kv, ffn) = (
             config.width,
@@ -132,7 +218,7 @@ impl Weights {
                 f.matrix("output.weight", d, config.vocab)?
             },
             tied,
-            rope_factors: f.optional("rope_freqs.weight", config.rope.dims / 2)?,
+            rope_factors: f.rope_factors(config.rope.dims / 2)?,
         })
     }
 
@@ -199,6 +285,16 @@ impl Finder<'_> {
             Ok(None)
         } else {
             self.vector(name, len).map(Some)
+        }
+    }
+
+    fn rope_factors(&self, len: usize) -> Result<Option<Vec<f32>>, ModelError> {
+        let factors = self.optional("rope_freqs.weight", len)?;
+        match &factors {
+            Some(f) if f.iter().any(|f| *f <= 0.0) => Err(ModelError::Config(
+                "rope_freqs.weight holds factors that are not positive".into(),
+            )),
+            _ => Ok(factors),
         }
     }
 

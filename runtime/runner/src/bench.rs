@@ -1,5 +1,6 @@
 //! `runner bench`: prompt and decode speed, and the bytes that decoding reads.
 
+use std::io::Write;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -25,7 +26,7 @@ struct Result {
     bytes_per_token: usize,
     decode_gigabytes_per_second: f64,
     load_seconds: f64,
-    cold_start: bool,
+    cold_start: Option<bool>,
     planned_cache_bytes: usize,
     planned_buffer_bytes: usize,
     resident_bytes: u64,
@@ -37,7 +38,7 @@ pub(crate) fn bench(options: &Bench) -> Outcome {
         return Err("bench needs at least 1 prompt token, 2 decode tokens and 1 run".into());
     }
     let mut engine = load::open(&options.model)?;
-    let needed = options.prompt_tokens.max(1) + options.decode_tokens;
+    let needed = options.prompt_tokens.saturating_add(options.decode_tokens);
     if needed > engine.plan().context {
         return Err(format!(
             "{needed} tokens do not fit into the context of {}; see --context",
@@ -76,16 +77,20 @@ pub(crate) fn bench(options: &Bench) -> Outcome {
         bytes_per_token: bytes,
         decode_gigabytes_per_second: bytes as f64 * decode_median / 1e9,
         load_seconds: engine.load_time().as_secs_f64(),
-        cold_start: engine.prewarm().is_some_and(|r| r.resident_before < 0.9),
+        cold_start: engine
+            .prewarm()
+            .and_then(|r| r.resident_before)
+            .map(|r| r < 0.9),
         planned_cache_bytes: plan.kv_bytes(config),
         planned_buffer_bytes: plan.buffer_bytes(config),
         resident_bytes: resident,
         resident_anonymous_bytes: anonymous,
     };
+    let mut out = std::io::stdout().lock();
     if options.json {
-        println!("{}", serde_json::to_string_pretty(&result)?);
+        writeln!(out, "{}", serde_json::to_string_pretty(&result)?)?;
     } else {
-        print(&result);
+        print(&result, &mut out)?;
     }
     Ok(())
 }
@@ -123,39 +128,47 @@ fn median(mut values: Vec<f64>) -> (f64, [f64; 2]) {
     )
 }
 
-fn print(r: &Result) {
-    println!(
+fn print(r: &Result, out: &mut impl Write) -> std::io::Result<()> {
+    writeln!(
+        out,
         "{} — {} kernels, {} threads, {} runs",
         r.model, r.kernels, r.threads, r.repeat
-    );
-    let line = |name: &str, n: usize, rate: f64, spread: [f64; 2]| {
-        println!(
+    )?;
+    let mut line = |name: &str, n: usize, rate: f64, spread: [f64; 2]| {
+        writeln!(
+            out,
             "{name:<8}{n:>6} tokens {rate:>10.1} tokens/s   ({:.1} – {:.1})",
             spread[0], spread[1]
-        );
+        )
     };
     line(
         "prompt",
         r.prompt_tokens,
         r.prompt_tokens_per_second,
         r.prompt_spread,
-    );
+    )?;
     line(
         "decode",
         r.decode_tokens,
         r.decode_tokens_per_second,
         r.decode_spread,
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "decode reads {:.1} MB a token: {:.2} GB/s",
         r.bytes_per_token as f64 / 1e6,
         r.decode_gigabytes_per_second
-    );
-    println!(
+    )?;
+    writeln!(
+        out,
         "loaded in {:.2} s from {} pages; resident {:.0} MB, of which not the file {:.0} MB",
         r.load_seconds,
-        if r.cold_start { "cold" } else { "warm" },
+        match r.cold_start {
+            Some(true) => "cold",
+            Some(false) => "warm",
+            None => "unknown",
+        },
         r.resident_bytes as f64 / 1e6,
         r.resident_anonymous_bytes as f64 / 1e6
-    );
+    )
 }

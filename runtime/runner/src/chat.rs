@@ -1,6 +1,6 @@
 //! `runner chat`: a conversation in the terminal.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -43,7 +43,9 @@ pub(crate) fn chat(options: &Chat) -> Outcome {
         );
     };
     let interrupted = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(signal_hook::consts::SIGINT, interrupted.clone())?;
+    if std::io::stdin().is_terminal() {
+        signal_hook::flag::register(signal_hook::consts::SIGINT, interrupted.clone())?;
+    }
     let name = engine.source().config.name.clone();
     let sampler = Sampler::new(settings, engine.source().config.vocab);
     let mut talk = Conversation {
@@ -62,7 +64,11 @@ pub(crate) fn chat(options: &Chat) -> Outcome {
             Ok(line) => line,
             Err(ReadlineError::Interrupted) => continue,
             Err(ReadlineError::Eof) => return Ok(()),
-            Err(error) => return Err(error.into()),
+            // A line that is not UTF-8, for one.
+            Err(error) => {
+                eprintln!("error: {error}");
+                continue;
+            }
         };
         let text = line.trim();
         let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
@@ -86,13 +92,13 @@ pub(crate) fn chat(options: &Chat) -> Outcome {
                 if talk.messages.is_empty() {
                     println!("there is nothing to answer again");
                 } else {
-                    talk.answer(options.n_predict, &interrupted)?;
+                    talk.try_to_answer(options.n_predict, &interrupted)?;
                 }
             }
             command if command.starts_with('/') => println!("{command} is not known\n{HELP}"),
             _ => {
                 talk.messages.push(Message::new("user", text));
-                talk.answer(options.n_predict, &interrupted)?;
+                talk.try_to_answer(options.n_predict, &interrupted)?;
             }
         }
     }
@@ -103,7 +109,12 @@ fn read(editor: &mut rustyline::DefaultEditor) -> rustyline::Result<String> {
     while text.ends_with('\\') {
         text.pop();
         text.push('\n');
-        text.push_str(&editor.readline("… ")?);
+        match editor.readline("… ") {
+            Ok(line) => text.push_str(&line),
+            // The end of the input ends the message too.
+            Err(ReadlineError::Eof) => break,
+            Err(error) => return Err(error),
+        }
     }
     if !text.trim().is_empty() {
         editor.add_history_entry(&text)?;
@@ -112,6 +123,21 @@ fn read(editor: &mut rustyline::DefaultEditor) -> rustyline::Result<String> {
 }
 
 impl Conversation {
+    /// Answers the last message, or tells why not and takes it back; only a terminal that went
+    /// away ends the conversation.
+    fn try_to_answer(&mut self, limit: usize, interrupted: &AtomicBool) -> Outcome {
+        let Err(error) = self.answer(limit, interrupted) else {
+            return Ok(());
+        };
+        self.cached.truncate(self.engine.position());
+        self.messages.pop();
+        if error.is::<std::io::Error>() {
+            return Err(error);
+        }
+        eprintln!("error: {error}");
+        Ok(())
+    }
+
     /// Answers the last message; drops the oldest exchanges where the context is too short.
     fn answer(&mut self, limit: usize, interrupted: &AtomicBool) -> Outcome {
         let tokens = self.fitting_tokens()?;
@@ -121,7 +147,7 @@ impl Conversation {
             .zip(&self.cached)
             .take_while(|(a, b)| a == b)
             .count()
-            .min(tokens.len() - 1);
+            .min(tokens.len().saturating_sub(1));
         self.engine.rewind(same);
         self.cached.truncate(same);
         self.cached.extend_from_slice(&tokens[same..]);
@@ -134,6 +160,7 @@ impl Conversation {
             &mut self.sampler,
             &tokens[same..],
             limit,
+            interrupted,
             |token| {
                 cached.push(token);
                 piece.clear();
@@ -181,7 +208,6 @@ impl Conversation {
                 return Ok(tokens);
             }
             if self.messages.len() < 3 {
-                self.messages.pop();
                 return Err(format!(
                     "the message has {} tokens, the context {context}; see --context",
                     tokens.len()

@@ -26,6 +26,8 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
+        // The reader went away, as `runner … | head` does.
+        Err(error) if is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
             // Bad input, as clap's own errors.
@@ -34,12 +36,22 @@ fn main() -> ExitCode {
     }
 }
 
-/// `runner --model …` means `runner run --model …`.
+/// `runner --model …` means `runner run --model …`: flags without a command belong to `run`.
 fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
-    const OWN: [&str; 6] = ["-h", "--help", "-V", "--version", "-v", "--verbose"];
-    let first = arguments.get(1).and_then(|a| a.to_str());
-    if first.is_some_and(|a| a.starts_with('-') && !OWN.contains(&a)) {
+    const OWN: [&str; 4] = ["-h", "--help", "-V", "--version"];
+    let flags = arguments.iter().skip(1).map(|a| a.to_string_lossy());
+    let mut flags = flags.skip_while(|a| a == "-v" || a == "--verbose");
+    if flags
+        .next()
+        .is_some_and(|a| a.starts_with('-') && !OWN.contains(&&*a))
+    {
         arguments.insert(1, "run".into());
     }
     arguments
+}
+
+fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
+    error
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }

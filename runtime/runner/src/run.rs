@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::ops::ControlFlow;
+use std::sync::atomic::AtomicBool;
 
 use myq_engine::{Stats, Stop, generate};
 use myq_model::Sampler;
@@ -48,6 +49,7 @@ pub(crate) fn run(options: &Run) -> Outcome {
         &mut sampler,
         &tokens,
         options.n_predict,
+        &AtomicBool::new(false),
         |token| {
             piece.clear();
             stream.push_token(&source.tokenizer, token, &mut piece);
@@ -65,8 +67,8 @@ pub(crate) fn run(options: &Run) -> Outcome {
             }
         },
     )?;
-    if failed.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe) {
-        return Ok(());
+    if let Some(error) = failed {
+        return Err(error.into());
     }
     piece.clear();
     stream.finish(&mut piece);
@@ -89,7 +91,9 @@ fn prompt_text(prompt: &str) -> Outcome<String> {
         return Ok(prompt.to_owned());
     }
     let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text)?;
+    std::io::stdin()
+        .read_to_string(&mut text)
+        .map_err(|e| format!("cannot read the prompt from standard input: {e}"))?;
     Ok(text)
 }
 
