@@ -3,8 +3,8 @@
 //! A [`Tokenizer`] is byte-level BPE (GPT-2's scheme: Llama 3, Qwen2, SmolLM2) or
 //! SentencePiece BPE (Llama 2, TinyLlama, Mistral). It is read from tokenizer.json, from a
 //! GGUF's vocabulary, or from the compact section of a `.myq` file, which is the form that
-//! loads fastest. Encoding is: special tokens by name ([`special`]), normalisation, splitting
-//! ([`split`]), merging ([`merge`]). Why it is written here and not taken from a crate:
+//! loads fastest. Encoding is: special tokens by name (`special`), normalisation, splitting
+//! (`split`), merging (`merge`). Why it is written here and not taken from a crate:
 //! `docs/decisions/0002-tokenizer.md`.
 
 mod error;
