@@ -1,6 +1,6 @@
 //! `runner chat`: a conversation in the terminal.
 
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -43,9 +43,6 @@ pub(crate) fn chat(options: &Chat) -> Outcome {
         );
     };
     let interrupted = Arc::new(AtomicBool::new(false));
-    if std::io::stdin().is_terminal() {
-        signal_hook::flag::register(signal_hook::consts::SIGINT, interrupted.clone())?;
-    }
     let name = engine.source().config.name.clone();
     let sampler = Sampler::new(settings, engine.source().config.vocab);
     let mut talk = Conversation {
@@ -59,16 +56,21 @@ pub(crate) fn chat(options: &Chat) -> Outcome {
     };
     println!("{name} — /help for commands, Ctrl-D to leave");
     let mut editor = rustyline::DefaultEditor::new()?;
+    // After the editor, which installs a handler of its own: both are then called.
+    if std::io::stdin().is_terminal() {
+        signal_hook::flag::register(signal_hook::consts::SIGINT, interrupted.clone())?;
+    }
     loop {
         let line = match read(&mut editor) {
             Ok(line) => line,
-            Err(ReadlineError::Interrupted) => continue,
+            Err(ReadlineError::Interrupted | ReadlineError::Signal(_)) => continue,
             Err(ReadlineError::Eof) => return Ok(()),
-            // A line that is not UTF-8, for one.
-            Err(error) => {
+            // A line that is not UTF-8.
+            Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
                 eprintln!("error: {error}");
                 continue;
             }
+            Err(error) => return Err(error.into()),
         };
         let text = line.trim();
         let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
