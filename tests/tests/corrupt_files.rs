@@ -119,6 +119,34 @@ fn hub_directories_with_faults_are_refused_by_name() {
     )
     .expect("it writes");
     fails(&family, "mamba");
+    let change = |dir: &Path, from: &str, to: &str| {
+        let path = dir.join("config.json");
+        let text = std::fs::read_to_string(&path).expect("text");
+        assert!(text.contains(from), "{from}");
+        std::fs::write(path, text.replace(from, to)).expect("it writes");
+    };
+    // A layer too few would run, with wrong results; one too many is missing.
+    let fewer = copy("fewer");
+    change(
+        &fewer,
+        "\"num_hidden_layers\": 2",
+        "\"num_hidden_layers\": 1",
+    );
+    fails(&fewer, "has no place");
+    let more = copy("more");
+    change(
+        &more,
+        "\"num_hidden_layers\": 2",
+        "\"num_hidden_layers\": 3",
+    );
+    fails(&more, "missing");
+    let untied = copy("untied");
+    change(
+        &untied,
+        "\"tie_word_embeddings\": true",
+        "\"tie_word_embeddings\": false",
+    );
+    fails(&untied, "lm_head");
     let tokenizer = copy("tokenizer");
     std::fs::write(tokenizer.join("tokenizer.json"), "{").expect("it writes");
     fails(&tokenizer, "tokenizer.json");
