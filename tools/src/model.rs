@@ -93,13 +93,8 @@ impl Model {
             .iter()
             .map(|t| (t.name.as_str(), &t.shape[..]));
         check_table(&model.config, table).map_err(fail)?;
-        let (tokens, rows) = (model.tokenizer.vocab_size(), model.config.vocab);
-        if tokens > rows {
-            let problem = format!(
-                "the tokenizer has {tokens} tokens, the embedding {rows} rows; they do not belong together"
-            );
-            return Err(fail(ModelError::Config(problem)));
-        }
+        let tokens = model.tokenizer.vocab_size();
+        model.config.check_tokenizer(tokens).map_err(fail)?;
         Ok(model)
     }
 

@@ -188,6 +188,17 @@ impl Config {
         self.rope.scaling.check()
     }
 
+    /// Refuses a tokenizer with more tokens than the embedding has rows.
+    pub fn check_tokenizer(&self, tokens: usize) -> Result<(), ModelError> {
+        if tokens > self.vocab {
+            return Err(ModelError::Config(format!(
+                "the tokenizer has {tokens} tokens, the embedding {} rows; tokenizer and model do not belong together",
+                self.vocab
+            )));
+        }
+        Ok(())
+    }
+
     /// Components of all query heads.
     pub fn q_width(&self) -> usize {
         self.heads * self.head_dim

@@ -74,13 +74,7 @@ impl Source {
         tensors: &[TensorInfo],
         file: &[u8],
     ) -> Result<Source, ModelError> {
-        if tokenizer.vocab_size() > config.vocab {
-            return Err(ModelError::Config(format!(
-                "the tokenizer has {} tokens, the embedding {} rows; tokenizer and model do not belong together",
-                tokenizer.vocab_size(),
-                config.vocab
-            )));
-        }
+        config.check_tokenizer(tokenizer.vocab_size())?;
         let weights = Weights::find(&config, tensors, file)?;
         let rope = RopeTable::new(&config, weights.rope_factors.as_deref());
         Ok(Source {
