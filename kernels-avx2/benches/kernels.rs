@@ -51,6 +51,7 @@ fn vectors(c: &mut Criterion) {
     let mut group = c.benchmark_group("vector of 4096");
     group.throughput(Throughput::Elements(4096));
     let (mut q, mut d, mut sums) = (vec![0; 4096], vec![0.0; 128], vec![0; 256]);
+    let mut scaled_sums = vec![0.0; 128];
     group.bench_function("quantize", |b| {
         b.iter(|| {
             k.quantize(
@@ -59,6 +60,7 @@ fn vectors(c: &mut Criterion) {
                     q: &mut q,
                     d: &mut d,
                     sums: &mut sums,
+                    scaled_sums: &mut scaled_sums,
                 },
             )
         });

@@ -11,6 +11,11 @@ impl Avx2 {
     pub fn new() -> Option<Avx2> {
         None
     }
+
+    /// `None`: this is not an x86-64 processor.
+    pub fn with(_: crate::Level) -> Option<Avx2> {
+        None
+    }
 }
 
 impl Kernels for Avx2 {

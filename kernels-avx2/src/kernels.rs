@@ -1,37 +1,31 @@
 //! The kernel type: proof of the instructions, and the choice of code per format.
 
+use crate::Level;
 use crate::dense::Dense;
-use crate::{flat, float, kquants, quantize, rows, ternary, vector};
-use myq_blocks::{Column, ColumnMut, DType, Kernels, Rows, f16};
+use crate::{flat, float, kquants, panels, quantize, rows, ternary, vector};
+use myq_blocks::panels::PANEL;
+use myq_blocks::{Column, ColumnMut, DType, Kernels, MAX_COLUMNS, Rows, f16};
 
 /// Kernels for processors with AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug)]
 pub struct Avx2 {
-    _private: (),
+    level: Level,
 }
 
 impl Avx2 {
-    /// A value, if this processor has the instructions.
+    /// A value with the best level, if this processor has the instructions.
     pub fn new() -> Option<Avx2> {
-        let has = is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
-        has.then_some(Avx2 { _private: () })
-    }
-}
-
-impl Kernels for Avx2 {
-    fn name(self) -> &'static str {
-        "avx2"
+        Level::ALL.into_iter().find_map(Avx2::with)
     }
 
-    fn quantize(self, x: &[f32], out: ColumnMut<'_>) {
-        // SAFETY: `self` was made by `new`, which found the instructions.
-        unsafe { quantize::quantize(x, out) }
+    /// A value of that level, if this processor has the instructions.
+    pub fn with(level: Level) -> Option<Avx2> {
+        level.here().then_some(Avx2 { level })
     }
 
-    fn matmul(self, w: Rows<'_>, c: &[Column<'_>], out: &mut [&mut [f32]]) {
-        // SAFETY: `self` was made by `new`, which found the instructions.
+    /// Rows in the plain layout.
+    fn plain(self, w: Rows<'_>, c: &[Column<'_>], out: &mut [&mut [f32]]) {
+        // SAFETY: `self` was made by `with`, which found the instructions.
         unsafe {
             match w.dtype() {
                 DType::F32 => float::matmul::<float::F32, 4>(w, c, out),
@@ -59,34 +53,60 @@ impl Kernels for Avx2 {
             }
         }
     }
+}
+
+impl Kernels for Avx2 {
+    fn name(self) -> &'static str {
+        self.level.name()
+    }
+
+    fn quantize(self, x: &[f32], out: ColumnMut<'_>) {
+        // SAFETY: `self` was made by `with`, which found the instructions.
+        unsafe { quantize::quantize(x, out) }
+    }
+
+    fn matmul(self, w: Rows<'_>, c: &[Column<'_>], out: &mut [&mut [f32]]) {
+        if w.panels() == 0 {
+            return self.plain(w, c, out);
+        }
+        panels::matmul(self.level, w, c, out);
+        let (behind, first) = (w.behind_panels(), w.panels() * PANEL);
+        if behind.rows() > 0 {
+            let mut rest: [&mut [f32]; MAX_COLUMNS] = std::array::from_fn(|_| Default::default());
+            for (rest, out) in rest.iter_mut().zip(out.iter_mut()) {
+                *rest = &mut out[first..];
+            }
+            self.plain(behind, c, &mut rest[..c.len()]);
+        }
+    }
 
     fn rms_norm(self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-        // SAFETY: `self` was made by `new`, which found the instructions.
+        // SAFETY: `self` was made by `with`, which found the instructions.
         unsafe { vector::rms_norm(x, weight, eps, out) }
     }
 
     fn swiglu(self, gate: &mut [f32], up: &[f32]) {
-        // SAFETY: `self` was made by `new`, which found the instructions.
+        // SAFETY: `self` was made by `with`, which found the instructions.
         unsafe { vector::swiglu(gate, up) }
     }
 
     fn softmax(self, x: &mut [f32]) {
-        // SAFETY: `self` was made by `new`, which found the instructions.
+        // SAFETY: `self` was made by `with`, which found the instructions.
         unsafe { vector::softmax(x) }
     }
 
     fn scores(self, q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]) {
-        // SAFETY: `self` was made by `new`, which found the instructions.
+        // SAFETY: `self` was made by `with`, which found the instructions.
         unsafe { vector::scores(q, keys, scale, out) }
     }
 
     fn mix(self, p: &[f32], values: &[f16], out: &mut [f32]) {
-        // SAFETY: `self` was made by `new`, which found the instructions.
+        // SAFETY: `self` was made by `with`, which found the instructions.
         unsafe { vector::mix(p, values, out) }
     }
 
     fn to_f16(self, x: &[f32], out: &mut [f16]) {
-        // SAFETY: `self` was made by `new`, which found the instructions.
+        // SAFETY: `self` was made by `with`, which found the instructions.
         unsafe { vector::to_f16(x, out) }
     }
 }

@@ -15,13 +15,13 @@ use std::arch::x86_64::*;
 
 /// See `Kernels::quantize`.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn quantize(x: &[f32], out: ColumnMut<'_>) {
+pub(crate) fn quantize(x: &[f32], mut out: ColumnMut<'_>) {
     let groups = out
         .q
         .as_chunks_mut::<32>()
         .0
         .iter_mut()
-        .zip(out.d)
+        .zip(out.d.iter_mut())
         .zip(out.sums.as_chunks_mut::<2>().0);
     let (whole, rest) = x.as_chunks::<32>();
     let mut last = [0.0; 32];
@@ -35,6 +35,7 @@ pub(crate) fn quantize(x: &[f32], out: ColumnMut<'_>) {
         };
         *d = group(x, q, sums);
     }
+    out.scale_sums();
 }
 
 /// One group; returns its scale.

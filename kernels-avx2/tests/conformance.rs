@@ -1,19 +1,35 @@
-//! Every kernel against the scalar reference.
+//! Every kernel against the scalar reference, at every level that this processor has.
 
-use kernels_avx2::Avx2;
+use kernels_avx2::{Avx2, Level};
 use myq_blocks::conformance::run;
 
-#[test]
-fn avx2_equals_the_reference() {
-    let Some(k) = Avx2::new() else {
+fn check(level: Level) {
+    let Some(k) = Avx2::with(level) else {
+        // A comma-separated list of the levels that must be there.
+        let expected = std::env::var("MYQ_EXPECT_AVX2").unwrap_or_default();
         let expected =
-            cfg!(target_arch = "x86_64") && std::env::var_os("MYQ_EXPECT_AVX2").is_some();
-        assert!(!expected, "AVX2 was expected on this machine");
-        println!("skipped: this processor has no AVX2, FMA and F16C");
+            cfg!(target_arch = "x86_64") && expected.split(',').any(|e| e == level.name());
+        assert!(!expected, "{} was expected on this machine", level.name());
+        println!("skipped: this processor has no {}", level.name());
         return;
     };
     match run(k) {
         Ok(report) => println!("{report}"),
         Err(mismatch) => panic!("{mismatch}"),
     }
+}
+
+#[test]
+fn avx2_equals_the_reference() {
+    check(Level::Avx2);
+}
+
+#[test]
+fn avx_vnni_equals_the_reference() {
+    check(Level::AvxVnni);
+}
+
+#[test]
+fn avx512_equals_the_reference() {
+    check(Level::Avx512);
 }

@@ -20,6 +20,7 @@ pub(crate) fn quantize(x: &[f32], out: ColumnMut<'_>) {
     let (q, q_rest) = out.q.split_at_mut(32 * n);
     let (d, d_rest) = out.d.split_at_mut(n);
     let (sums, sums_rest) = out.sums.split_at_mut(2 * n);
+    let (scaled_sums, scaled_rest) = out.scaled_sums.split_at_mut(n);
     for (g, x) in groups.iter().enumerate() {
         let v: [float32x4_t; 8] = std::array::from_fn(|i| load_f32(part(x, 4 * i)));
         let size = v.map(vabsq_f32);
@@ -42,6 +43,7 @@ pub(crate) fn quantize(x: &[f32], out: ColumnMut<'_>) {
                 store_s8(q, codes);
             }
         }
+        scaled_sums[g] = d[g] * f32::from(sums[2 * g] + sums[2 * g + 1]);
     }
     scalar::quantize(
         rest,
@@ -49,6 +51,7 @@ pub(crate) fn quantize(x: &[f32], out: ColumnMut<'_>) {
             q: q_rest,
             d: d_rest,
             sums: sums_rest,
+            scaled_sums: scaled_rest,
         },
     );
 }

@@ -21,6 +21,8 @@ pub struct Column<'a> {
     pub d: &'a [f32],
     /// Sum of each 16 codes.
     pub sums: &'a [i16],
+    /// Sum of each 32 codes times their scale: what meets minima and offsets.
+    pub scaled_sums: &'a [f32],
 }
 
 /// The quantised parts of a [`Column`], to be written.
@@ -32,6 +34,18 @@ pub struct ColumnMut<'a> {
     pub d: &'a mut [f32],
     /// Sum of each 16 codes.
     pub sums: &'a mut [i16],
+    /// `d[i] · (sums[2i] + sums[2i + 1])`.
+    pub scaled_sums: &'a mut [f32],
+}
+
+impl ColumnMut<'_> {
+    /// Writes `scaled_sums` from `d` and `sums`.
+    pub fn scale_sums(&mut self) {
+        let sums = self.sums.as_chunks::<2>().0;
+        for ((out, [a, b]), d) in self.scaled_sums.iter_mut().zip(sums).zip(self.d.iter()) {
+            *out = d * f32::from(a + b);
+        }
+    }
 }
 
 /// Room for the quantised form of `columns` vectors of up to `cols` values.
@@ -41,6 +55,7 @@ pub struct ActBuffer {
     q: Vec<i8>,
     d: Vec<f32>,
     sums: Vec<i16>,
+    scaled_sums: Vec<f32>,
 }
 
 impl ActBuffer {
@@ -52,12 +67,13 @@ impl ActBuffer {
             q: vec![0; columns * padded],
             d: vec![0.0; columns * padded / GROUP],
             sums: vec![0; columns * padded / 16],
+            scaled_sums: vec![0.0; columns * padded / GROUP],
         }
     }
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.q.len() + 4 * self.d.len() + 2 * self.sums.len()
+        self.q.len() + 4 * (self.d.len() + self.scaled_sums.len()) + 2 * self.sums.len()
     }
 
     /// Column `i` with its first `cols` values taken from `x`.
@@ -69,6 +85,7 @@ impl ActBuffer {
             q: &self.q[at..at + n],
             d: &self.d[at / GROUP..(at + n) / GROUP],
             sums: &self.sums[at / 16..(at + n) / 16],
+            scaled_sums: &self.scaled_sums[at / GROUP..(at + n) / GROUP],
         }
     }
 
@@ -87,10 +104,12 @@ impl ActBuffer {
             .chunks_mut(p)
             .zip(self.d.chunks_mut(p / GROUP))
             .zip(self.sums.chunks_mut(p / 16))
-            .map(move |((q, d), sums)| ColumnMut {
+            .zip(self.scaled_sums.chunks_mut(p / GROUP))
+            .map(move |(((q, d), sums), scaled_sums)| ColumnMut {
                 q: &mut q[..n],
                 d: &mut d[..n / GROUP],
                 sums: &mut sums[..n / 16],
+                scaled_sums: &mut scaled_sums[..n / GROUP],
             })
     }
 }

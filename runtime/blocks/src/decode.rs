@@ -24,6 +24,24 @@ pub struct Decoded {
     pub q: [i8; SUPER],
 }
 
+impl Decoded {
+    /// The weights, `out.len()` of them.
+    ///
+    /// Products are taken in the order `(d·scale)·q − dmin·min`, each rounded to f32, which
+    /// equals the `gguf` package's values to the bit.
+    pub fn dequantize(&self, out: &mut [f32]) {
+        for (j, out) in out.chunks_mut(16).enumerate() {
+            let (d, m) = (
+                self.d * f32::from(self.scale[j]),
+                self.dmin * f32::from(self.min[j]),
+            );
+            for (y, &q) in out.iter_mut().zip(&self.q[16 * j..]) {
+                *y = d * f32::from(q) - m;
+            }
+        }
+    }
+}
+
 fn read<T: Pod>(bytes: &[u8]) -> T {
     pod_read_unaligned(&bytes[..size_of::<T>()])
 }
@@ -188,9 +206,6 @@ pub fn for_each_block(dtype: DType, row: &[u8], cols: usize, mut f: impl FnMut(u
 }
 
 /// Dequantises a row of `out.len()` weights; `row` has [`DType::row_bytes`] bytes.
-///
-/// Products are taken in the order `(d·scale)·q − dmin·min`, each rounded to f32, which
-/// equals the `gguf` package's values to the bit.
 pub fn dequantize_row(dtype: DType, row: &[u8], out: &mut [f32]) {
     match dtype {
         DType::F32 => floats(row, out, |b: [u8; 4]| f32::from_le_bytes(b)),
@@ -198,12 +213,7 @@ pub fn dequantize_row(dtype: DType, row: &[u8], out: &mut [f32]) {
         DType::BF16 => floats(row, out, |b: [u8; 2]| bf16::from_le_bytes(b).to_f32()),
         DType::Linear(l) => linear_row(l, row, out),
         _ => for_each_block(dtype, row, out.len(), |at, b| {
-            for (j, out) in out[at..at + b.len].chunks_mut(16).enumerate() {
-                let (d, m) = (b.d * f32::from(b.scale[j]), b.dmin * f32::from(b.min[j]));
-                for (y, &q) in out.iter_mut().zip(&b.q[16 * j..]) {
-                    *y = d * f32::from(q) - m;
-                }
-            }
+            b.dequantize(&mut out[at..at + b.len])
         }),
     }
 }

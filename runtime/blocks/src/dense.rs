@@ -39,17 +39,17 @@ impl Linear {
     }
 
     /// Bits of a code.
-    pub fn bits(self) -> u32 {
-        u32::from(self.bits)
+    pub const fn bits(self) -> u32 {
+        self.bits as u32
     }
 
     /// Weights that share a scale.
-    pub fn group(self) -> usize {
-        usize::from(self.group)
+    pub const fn group(self) -> usize {
+        self.group as usize
     }
 
     /// Whether each group has a zero-point of its own.
-    pub fn asymmetric(self) -> bool {
+    pub const fn asymmetric(self) -> bool {
         self.zero
     }
 

@@ -1,6 +1,7 @@
 //! The contract of a kernel crate: small methods over slices that were checked before.
 
-use crate::{Column, ColumnMut, DType};
+use crate::panels::PANEL;
+use crate::{Column, ColumnMut, DType, Layout, panels};
 use half::f16;
 
 /// Most activation columns one call of [`Kernels::matmul`] takes.
@@ -12,17 +13,30 @@ pub struct Rows<'a> {
     dtype: DType,
     cols: usize,
     row_bytes: usize,
+    layout: Layout,
     data: &'a [u8],
 }
 
+/// Where a row is.
+#[derive(Clone, Copy, Debug)]
+pub enum Place<'a> {
+    /// The bytes of a plain row.
+    Row(&'a [u8]),
+    /// A panel, and the row's number in it.
+    Panel(&'a [u8], usize),
+}
+
 /// Why bytes are not rows of the format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RowsError {
     /// The format cannot hold a row of that length.
     #[error(
         "{0} columns do not fit the format (superblock and 32-weight formats need a multiple of 32)"
     )]
     Columns(usize),
+    /// The format has no such layout for that row length.
+    #[error("rows of {1} weights of {0} cannot be stored in the layout rows8")]
+    Layout(String, usize),
     /// The bytes are not a whole number of rows.
     #[error("{bytes} bytes are not a whole number of rows of {row} bytes")]
     Bytes {
@@ -47,8 +61,69 @@ impl<'a> Rows<'a> {
             dtype,
             cols,
             row_bytes,
+            layout: Layout::Plain,
             data,
         })
+    }
+
+    /// Rows of `cols` weights in a layout; `data` holds a whole number of rows, which are
+    /// panels of eight and, where eight do not divide them, plain rows behind.
+    pub fn in_layout(
+        layout: Layout,
+        dtype: DType,
+        cols: usize,
+        data: &'a [u8],
+    ) -> Result<Rows<'a>, RowsError> {
+        let rows = Rows::new(dtype, cols, data)?;
+        if layout == Layout::Rows8 && !panels::has_panels(dtype, cols) {
+            return Err(RowsError::Layout(dtype.name(), cols));
+        }
+        Ok(Rows { layout, ..rows })
+    }
+
+    /// How the rows are stored.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Number of panels; none in the plain layout.
+    pub fn panels(&self) -> usize {
+        match self.layout {
+            Layout::Plain => 0,
+            Layout::Rows8 => self.rows() / PANEL,
+        }
+    }
+
+    /// The bytes of panel `p`.
+    pub fn panel(&self, p: usize) -> &'a [u8] {
+        let bytes = PANEL * self.row_bytes;
+        &self.data[p * bytes..(p + 1) * bytes]
+    }
+
+    /// The rows behind the panels, in the plain layout; all of them where there are none.
+    pub fn behind_panels(&self) -> Rows<'a> {
+        Rows {
+            layout: Layout::Plain,
+            data: &self.data[self.panels() * PANEL * self.row_bytes..],
+            ..*self
+        }
+    }
+
+    /// Where row `r` is.
+    pub fn place(&self, r: usize) -> Place<'a> {
+        if r < self.panels() * PANEL {
+            Place::Panel(self.panel(r / PANEL), r % PANEL)
+        } else {
+            Place::Row(self.row(r))
+        }
+    }
+
+    /// Dequantises row `r` into `out`, `cols` values.
+    pub fn dequantize(&self, r: usize, out: &mut [f32]) {
+        match self.place(r) {
+            Place::Row(row) => crate::decode::dequantize_row(self.dtype, row, out),
+            Place::Panel(panel, r) => panels::dequantize_row(self.dtype, panel, r, out),
+        }
     }
 
     /// Format of the weights.
@@ -76,13 +151,20 @@ impl<'a> Rows<'a> {
         self.data
     }
 
-    /// The bytes of one row.
+    /// The bytes of one row, which must not be in a panel (see [`Rows::place`]).
     pub fn row(&self, r: usize) -> &'a [u8] {
         &self.data[r * self.row_bytes..(r + 1) * self.row_bytes]
     }
 
-    /// Rows `range` of these.
+    /// Rows `range` of these; where there are panels, it must not cut one.
     pub fn slice(&self, range: std::ops::Range<usize>) -> Rows<'a> {
+        let inside = PANEL * self.panels();
+        debug_assert!(
+            [range.start, range.end]
+                .iter()
+                .all(|&r| r >= inside || r.is_multiple_of(PANEL)),
+            "a cut through a panel"
+        );
         Rows {
             data: &self.data[range.start * self.row_bytes..range.end * self.row_bytes],
             ..*self

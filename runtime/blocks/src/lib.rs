@@ -13,6 +13,7 @@ pub mod dtype;
 pub mod encode;
 pub mod kernels;
 pub mod layout;
+pub mod panels;
 pub mod scalar;
 pub mod tail;
 
@@ -21,3 +22,4 @@ pub use dense::Linear;
 pub use dtype::DType;
 pub use half::f16;
 pub use kernels::{Kernels, MAX_COLUMNS, Rows, RowsError};
+pub use panels::Layout;

@@ -1,8 +1,9 @@
 //! The reference: every kernel in its plainest form.
 #![forbid(unsafe_code)]
 
-use crate::decode::{dequantize_row, for_each_block};
-use crate::{Column, ColumnMut, DType, Kernels, Linear, Rows, dense};
+use crate::decode::{Decoded, dequantize_row, for_each_block};
+use crate::kernels::Place;
+use crate::{Column, ColumnMut, DType, Kernels, Linear, Rows, dense, panels};
 use half::f16;
 
 /// 8-bit activations and integer sums, as the SIMD kernels compute.
@@ -26,7 +27,10 @@ impl Kernels for Scalar {
     fn matmul(self, w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
         for r in 0..w.rows() {
             for (column, out) in columns.iter().zip(out.iter_mut()) {
-                out[r] = dot(w.dtype(), w.row(r), column);
+                out[r] = match w.place(r) {
+                    Place::Row(row) => dot(w.dtype(), row, column),
+                    Place::Panel(panel, r) => dot_in_panel(w.dtype(), panel, r, column),
+                };
             }
         }
     }
@@ -77,9 +81,22 @@ impl Kernels for Exact {
         let (d, n) = (w.dtype(), w.cols());
         for r in 0..w.rows() {
             out.iter_mut().for_each(|o| o[r] = 0.0);
+            let row = match w.place(r) {
+                Place::Row(row) => row,
+                Place::Panel(panel, i) => {
+                    panels::for_each_block(d, n, panel, i, |at, b| {
+                        let part = &mut buffer[..b.len];
+                        b.dequantize(part);
+                        for (column, out) in columns.iter().zip(out.iter_mut()) {
+                            out[r] += dot_f32(part, &column.x[at..at + b.len]);
+                        }
+                    });
+                    continue;
+                }
+            };
             for start in (0..n).step_by(PART) {
                 let part = &mut buffer[..PART.min(n - start)];
-                dequantize_part(d, w.row(r), n, start, part);
+                dequantize_part(d, row, n, start, part);
                 for (column, out) in columns.iter().zip(out.iter_mut()) {
                     out[r] += dot_f32(part, &column.x[start..start + part.len()]);
                 }
@@ -153,7 +170,7 @@ fn dot_f32(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Reference of [`Kernels::quantize`].
-pub fn quantize(x: &[f32], out: ColumnMut<'_>) {
+pub fn quantize(x: &[f32], mut out: ColumnMut<'_>) {
     out.q.fill(0);
     out.d.fill(0.0);
     out.sums.fill(0);
@@ -169,6 +186,7 @@ pub fn quantize(x: &[f32], out: ColumnMut<'_>) {
             out.sums[2 * g + i / 16] += i16::from(q);
         }
     }
+    out.scale_sums();
 }
 
 /// One row times one column, integer sums within each 32 weights.
@@ -189,30 +207,38 @@ pub fn dot(dtype: DType, row: &[u8], column: &Column<'_>) -> f32 {
         DType::Linear(l) => dot_linear(l, row, column),
         _ => {
             let mut sum = 0.0;
-            for_each_block(dtype, row, cols, |at, b| {
-                let (mut scaled, mut minima) = (0.0, 0.0);
-                for g in 0..b.len.div_ceil(32) {
-                    let (mut dot, mut min) = (0i32, 0i32);
-                    for j in 2 * g..2 * g + 2 {
-                        let q = &b.q[16 * j..16 * j + 16];
-                        let a = &column.q[at + 16 * j..at + 16 * j + 16];
-                        let part: i32 = q
-                            .iter()
-                            .zip(a)
-                            .map(|(&q, &a)| i32::from(q) * i32::from(a))
-                            .sum();
-                        dot += i32::from(b.scale[j]) * part;
-                        min += i32::from(b.min[j]) * i32::from(column.sums[at / 16 + j]);
-                    }
-                    let d = column.d[at / 32 + g];
-                    scaled += d * dot as f32;
-                    minima += d * min as f32;
-                }
-                sum += b.d * scaled - b.dmin * minima;
-            });
+            for_each_block(dtype, row, cols, |at, b| sum += dot_block(b, at, column));
             sum
         }
     }
+}
+
+/// Row `r` of a panel times one column.
+pub fn dot_in_panel(dtype: DType, panel: &[u8], r: usize, column: &Column<'_>) -> f32 {
+    let mut sum = 0.0;
+    panels::for_each_block(dtype, column.x.len(), panel, r, |at, b| {
+        sum += dot_block(b, at, column);
+    });
+    sum
+}
+
+/// A block that starts at weight `at` times its part of a column.
+fn dot_block(b: &Decoded, at: usize, column: &Column<'_>) -> f32 {
+    let (mut scaled, mut minima) = (0.0, 0.0);
+    for g in 0..b.len.div_ceil(32) {
+        let (mut dot, mut min) = (0i32, 0i32);
+        for j in 2 * g..2 * g + 2 {
+            let q = &b.q[16 * j..16 * j + 16];
+            let a = &column.q[at + 16 * j..at + 16 * j + 16];
+            let products = q.iter().zip(a).map(|(&q, &a)| i32::from(q) * i32::from(a));
+            dot += i32::from(b.scale[j]) * products.sum::<i32>();
+            min += i32::from(b.min[j]) * i32::from(column.sums[at / 16 + j]);
+        }
+        let d = column.d[at / 32 + g];
+        scaled += d * dot as f32;
+        minima += d * min as f32;
+    }
+    b.d * scaled - b.dmin * minima
 }
 
 fn dot_linear(l: Linear, row: &[u8], column: &Column<'_>) -> f32 {

@@ -45,8 +45,21 @@ impl Kernels for Wrong {
     }
 
     fn quantize(self, x: &[f32], out: ColumnMut<'_>) {
-        let ColumnMut { q, d, sums } = out;
-        Scalar.quantize(x, ColumnMut { q, d, sums });
+        let ColumnMut {
+            q,
+            d,
+            sums,
+            scaled_sums,
+        } = out;
+        Scalar.quantize(
+            x,
+            ColumnMut {
+                q,
+                d,
+                sums,
+                scaled_sums,
+            },
+        );
         if self.0 == Fault::Padding && x.len() < q.len() {
             q[x.len()] = 1;
         }

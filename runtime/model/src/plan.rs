@@ -30,8 +30,8 @@ impl Plan {
         let floats =
             self.batch * per_token + self.logit_rows * c.vocab + self.threads * self.context;
         let padded = c.width.max(c.q_width()).max(c.ffn).next_multiple_of(SUPER);
-        // Codes, a scale for each 32 and a sum for each 16.
-        4 * floats + self.batch * (padded + padded / 8 + padded / 8)
+        // Codes, a scale and a scaled sum for each 32, and a sum for each 16.
+        4 * floats + self.batch * (padded + padded / 4 + padded / 8)
     }
 
     /// The longest context, up to `wanted`, whose cache takes at most half of `available`

@@ -11,6 +11,7 @@ pub struct Columns {
     q: Vec<Vec<i8>>,
     d: Vec<Vec<f32>>,
     sums: Vec<Vec<i16>>,
+    scaled_sums: Vec<Vec<f32>>,
 }
 
 impl Columns {
@@ -20,18 +21,21 @@ impl Columns {
         for x in vectors {
             let n = x.len().next_multiple_of(SUPER);
             let (mut q, mut d, mut sums) = (vec![0; n], vec![0.0; n / 32], vec![0; n / 16]);
+            let mut scaled_sums = vec![0.0; n / 32];
             k.quantize(
                 &x,
                 ColumnMut {
                     q: &mut q,
                     d: &mut d,
                     sums: &mut sums,
+                    scaled_sums: &mut scaled_sums,
                 },
             );
             columns.x.push(x);
             columns.q.push(q);
             columns.d.push(d);
             columns.sums.push(sums);
+            columns.scaled_sums.push(scaled_sums);
         }
         columns
     }
@@ -53,11 +57,14 @@ impl Columns {
         );
         q.resize(n, 0);
         d.resize(n / 32, 0.0);
-        self.sums.push(
-            q.chunks(16)
-                .map(|q| q.iter().map(|&q| i16::from(q)).sum())
-                .collect(),
-        );
+        let sums: Vec<i16> = q
+            .chunks(16)
+            .map(|q| q.iter().map(|&q| i16::from(q)).sum())
+            .collect();
+        let scaled = sums.as_chunks::<2>().0.iter().zip(&d);
+        self.scaled_sums
+            .push(scaled.map(|([a, b], d)| d * f32::from(a + b)).collect());
+        self.sums.push(sums);
         self.q.push(q);
         self.d.push(d);
     }
@@ -79,6 +86,7 @@ impl Columns {
             q: &self.q[i],
             d: &self.d[i],
             sums: &self.sums[i],
+            scaled_sums: &self.scaled_sums[i],
         }
     }
 
@@ -92,6 +100,7 @@ impl Columns {
         self.q.iter_mut().for_each(|q| q.fill(77));
         self.d.iter_mut().for_each(|d| d.fill(1e9));
         self.sums.iter_mut().for_each(|s| s.fill(777));
+        self.scaled_sums.iter_mut().for_each(|s| s.fill(1e9));
     }
 }
 

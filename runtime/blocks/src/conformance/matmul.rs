@@ -4,8 +4,9 @@ use super::columns::{Columns, codes};
 use super::rows::{self, Sizes, constant, extremes, ordinary, sizes};
 use super::{COLS, COLUMNS, Mismatch, ROWS, Random, SHORT, UNIT};
 use crate::decode::dequantize_row;
+use crate::panels::{self, PANEL};
 use crate::scalar::{self, Scalar};
-use crate::{DType, Kernels, MAX_COLUMNS, Rows};
+use crate::{DType, Kernels, Layout, MAX_COLUMNS, Rows};
 use half::f16;
 
 /// Largest whole number up to which fp32 holds every whole number.
@@ -16,6 +17,7 @@ struct Case {
     what: String,
     dtype: DType,
     cols: usize,
+    layout: Layout,
     data: Vec<u8>,
     columns: Columns,
     /// `[column][row]`: value and allowed difference.
@@ -28,11 +30,11 @@ pub(super) fn check<K: Kernels>(k: K, dtype: DType) -> Result<u64, Mismatch> {
         .filter(|&&cols| dtype.row_bytes(cols).is_some());
     let mut compared = 0;
     for &cols in short.chain(&COLS) {
-        compared += exact(k, dtype, cols).run(k)?;
-        compared += dense(k, dtype, cols).run(k)?;
-        compared += random(k, dtype, cols).run(k)?;
+        compared += exact(k, dtype, cols).both_layouts(k)?;
+        compared += dense(k, dtype, cols).both_layouts(k)?;
+        compared += random(k, dtype, cols).both_layouts(k)?;
     }
-    compared += large(k, dtype).run(k)?;
+    compared += large(k, dtype).both_layouts(k)?;
     Ok(compared)
 }
 
@@ -72,18 +74,49 @@ impl Case {
             what: format!("{} {what}", dtype.name()),
             dtype,
             cols,
+            layout: Layout::Plain,
             data,
             columns,
             expected,
         }
     }
 
+    /// As it is, and in panels where the format has them.
+    fn both_layouts<K: Kernels>(mut self, k: K) -> Result<u64, Mismatch> {
+        let compared = self.run(k)?;
+        if !panels::has_panels(self.dtype, self.cols) {
+            return Ok(compared);
+        }
+        let bytes = PANEL * self.dtype.row_bytes(self.cols).expect("checked");
+        let plain = std::mem::take(&mut self.data);
+        self.data = plain.clone();
+        let whole = self.data.chunks_exact_mut(bytes);
+        for (panel, rows) in whole.zip(plain.chunks_exact(bytes)) {
+            panels::pack(self.dtype, self.cols, rows, panel);
+        }
+        self.layout = Layout::Rows8;
+        Ok(compared + self.run(k)?)
+    }
+
     /// Calls the kernel with every number of rows and columns.
     fn run<K: Kernels>(&self, k: K) -> Result<u64, Mismatch> {
-        let w = Rows::new(self.dtype, self.cols, &self.data).expect("whole rows");
+        let w = Rows::in_layout(self.layout, self.dtype, self.cols, &self.data);
+        let w = w.expect("whole rows");
         let all = self.columns.all();
         let mut compared = 0;
-        for (i, &rows) in ROWS.iter().enumerate().filter(|(_, n)| **n <= w.rows()) {
+        // Runs of panels, with and without the rows behind them.
+        for first in 0..w.panels() {
+            let ends = (first + 1..=w.panels()).map(|p| PANEL * p);
+            for (i, end) in ends.chain([w.rows()]).enumerate() {
+                let columns = COLUMNS[(first + i) % COLUMNS.len()];
+                let part = w.slice(PANEL * first..end);
+                self.call(k, part, PANEL * first, &all[..columns], 0)?;
+                compared += (part.rows() * columns) as u64;
+            }
+        }
+        let plain = self.layout == Layout::Plain;
+        let fits = |&(_, n): &(usize, &usize)| plain && *n <= w.rows();
+        for (i, &rows) in ROWS.iter().enumerate().filter(fits) {
             for (j, &columns) in COLUMNS.iter().enumerate() {
                 // Different places of the matrix in turn, so that alignment varies.
                 let row = (i + j) % (w.rows() - rows + 1);
@@ -122,7 +155,7 @@ impl Case {
                     );
                     return Err(Mismatch {
                         kernel: k.name(),
-                        what: format!("matmul {}, {shape}", self.what),
+                        what: format!("matmul {}, {}, {shape}", self.what, self.layout.name()),
                         detail: format!(
                             "row {r} (of test row {}), column {c} (of {}): got {got}, want {want}, allowed ±{tolerance:e}",
                             row + r,
@@ -272,7 +305,7 @@ fn dense<K: Kernels>(k: K, dtype: DType, cols: usize) -> Case {
 /// Ordinary rows and activations, half of the columns quantised by the kernel itself.
 fn random<K: Kernels>(k: K, dtype: DType, cols: usize) -> Case {
     let mut random = Random::new(2000 + cols as u64);
-    let matrix: Vec<_> = (0..18)
+    let matrix: Vec<_> = (0..27)
         .map(|_| ordinary(dtype, cols, &mut random))
         .collect();
     let vectors: Vec<_> = (0..MAX_COLUMNS)

@@ -87,16 +87,18 @@ fn quantize<K: Kernels>(k: K) -> Result<u64, Mismatch> {
                 vec![f32::from(fill); n / 32],
                 vec![i16::from(fill); n / 16],
             );
+            let mut scaled_sums = vec![f32::from(fill); n / 32];
             f(
                 x,
                 ColumnMut {
                     q: &mut q,
                     d: &mut d,
                     sums: &mut sums,
+                    scaled_sums: &mut scaled_sums,
                 },
             );
-            let d: Vec<u32> = d.iter().map(|d| d.to_bits()).collect();
-            (q, d, sums)
+            let bits = |v: Vec<f32>| v.iter().map(|v| v.to_bits()).collect::<Vec<u32>>();
+            (q, bits(d), sums, bits(scaled_sums))
         };
         let got = form(55, &|x, out| k.quantize(x, out));
         let want = form(0, &|x, out| scalar::quantize(x, out));
@@ -111,7 +113,10 @@ fn quantize<K: Kernels>(k: K) -> Result<u64, Mismatch> {
                     want.0[i],
                     want.1[i / 32]
                 ),
-                None => format!("sums {:?}, want {:?}", got.2, want.2),
+                None => format!(
+                    "sums {:?} and, scaled, {:x?}, want {:?} and {:x?}",
+                    got.2, got.3, want.2, want.3
+                ),
             };
             return Err(Mismatch {
                 kernel: k.name(),
