@@ -4,7 +4,7 @@ use crate::Level;
 use crate::dense::Dense;
 use crate::{flat, float, kquants, panels, quantize, rows, ternary, vector};
 use myq_blocks::panels::PANEL;
-use myq_blocks::{Column, ColumnMut, DType, Kernels, MAX_COLUMNS, Rows, f16};
+use myq_blocks::{Column, ColumnMut, DType, Kernels, Layout, MAX_COLUMNS, Rows, f16};
 
 /// Kernels for processors with AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +58,10 @@ impl Avx2 {
 impl Kernels for Avx2 {
     fn name(self) -> &'static str {
         self.level.name()
+    }
+
+    fn layout(self) -> Layout {
+        Layout::Rows8
     }
 
     fn quantize(self, x: &[f32], out: ColumnMut<'_>) {

@@ -15,6 +15,11 @@ impl Neon {
     pub fn new() -> Option<Neon> {
         None
     }
+
+    /// None: this is not a 64-bit Arm processor.
+    pub fn with(_: crate::Level) -> Option<Neon> {
+        None
+    }
 }
 
 impl Kernels for Neon {

@@ -21,9 +21,6 @@ pub(crate) type Codes = [int8x16_t; 8];
 
 /// Exact integer dot products over 128 weights, |w| ≤ `MAX` and |x| ≤ 127.
 ///
-/// A variant with `sdot` needs one instruction for each register and then the same
-/// pairwise additions; its methods are `inline(always)` so that they become part of the
-/// driver, which that variant enters through a function with the target feature.
 pub(crate) trait Dot: Copy + 'static {
     /// Sums over each 16 weights.
     fn sixteens<const MAX: i32>(w: &Codes, x: &[i8; 128]) -> [int32x4_t; 2];
@@ -77,6 +74,31 @@ impl Dot for Base {
                 |g: usize| vpadalq_s16(vpaddlq_s16(sixteen(w, x, 2 * g)), sixteen(w, x, 2 * g + 1));
             vpaddq_s32(vpaddq_s32(sum(0), sum(1)), vpaddq_s32(sum(2), sum(3)))
         }
+    }
+}
+
+/// Armv8.2: `sdot` adds four products at once, exact for all codes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DotProd;
+
+impl Dot for DotProd {
+    #[inline(always)]
+    fn sixteens<const MAX: i32>(w: &Codes, x: &[i8; 128]) -> [int32x4_t; 2] {
+        let fours = |j: usize| sdot(vdupq_n_s32(0), w[j], load_s8(part(x, 16 * j)));
+        let four = |j: usize| {
+            let (a, b) = (vpaddq_s32(fours(j), fours(j + 1)), vpaddq_s32(fours(j + 2), fours(j + 3)));
+            vpaddq_s32(a, b)
+        };
+        [four(0), four(4)]
+    }
+
+    #[inline(always)]
+    fn groups<const MAX: i32>(w: &Codes, x: &[i8; 128]) -> int32x4_t {
+        let eights = |g: usize| {
+            let low = sdot(vdupq_n_s32(0), w[2 * g], load_s8(part(x, 32 * g)));
+            sdot(low, w[2 * g + 1], load_s8(part(x, 32 * g + 16)))
+        };
+        vpaddq_s32(vpaddq_s32(eights(0), eights(1)), vpaddq_s32(eights(2), eights(3)))
     }
 }
 

@@ -2,28 +2,44 @@
 
 use std::marker::PhantomData;
 
-use myq_blocks::{Column, ColumnMut, DType, Kernels, Rows, f16};
+use myq_blocks::panels::PANEL;
+use myq_blocks::{Column, ColumnMut, DType, Kernels, Layout, MAX_COLUMNS, Rows, f16};
 
+use crate::Level;
 use crate::dense::Dense;
-use crate::dot::{Base, Dot};
+use crate::dot::{Base, Dot, DotProd};
 use crate::flat::{Iq4Nl, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use crate::float::{BF16, F16, F32, Floats};
 use crate::format::Format;
 use crate::kquants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use crate::rows::{Coded, sweep};
 use crate::ternary::{Tq1_0, Tq2_0};
-use crate::{quantize, vector};
+use crate::{panels, quantize, vector};
 
-/// Kernels for the instructions that every Armv8-A core has.
+/// Kernels of 64-bit Arm processors.
 #[derive(Clone, Copy, Debug)]
 pub struct Neon {
-    _private: (),
+    level: Level,
 }
 
 impl Neon {
-    /// The kernels, if this processor has NEON: every 64-bit Arm processor does.
+    /// The kernels of the best level that this processor has; NEON itself is in every one.
     pub fn new() -> Option<Neon> {
-        cfg!(target_feature = "neon").then_some(Neon { _private: () })
+        Level::ALL.into_iter().find_map(Neon::with)
+    }
+
+    /// The kernels of that level, if this processor has the instructions.
+    pub fn with(level: Level) -> Option<Neon> {
+        level.here().then_some(Neon { level })
+    }
+
+    /// Rows in the plain layout.
+    fn plain(self, w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
+        match self.level {
+            Level::Base => plain::<Base>(w, columns, out),
+            // Matrix products would need pairs of rows woven into each other.
+            Level::DotProd | Level::I8mm => plain::<DotProd>(w, columns, out),
+        }
     }
 }
 
@@ -38,7 +54,7 @@ fn coded<F: Format, D: Dot>(
     sweep(&Coded(format, PhantomData::<D>), w, columns, out);
 }
 
-fn matmul<D: Dot>(w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
+fn plain<D: Dot>(w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
     match w.dtype() {
         DType::F32 => sweep(&Floats(PhantomData::<F32>), w, columns, out),
         DType::F16 => sweep(&Floats(PhantomData::<F16>), w, columns, out),
@@ -67,7 +83,11 @@ fn matmul<D: Dot>(w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
 
 impl Kernels for Neon {
     fn name(self) -> &'static str {
-        "neon"
+        self.level.name()
+    }
+
+    fn layout(self) -> Layout {
+        Layout::Rows8
     }
 
     fn quantize(self, x: &[f32], out: ColumnMut<'_>) {
@@ -75,7 +95,20 @@ impl Kernels for Neon {
     }
 
     fn matmul(self, w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
-        matmul::<Base>(w, columns, out);
+        match self.level {
+            _ if w.panels() == 0 => return self.plain(w, columns, out),
+            Level::Base => panels::matmul::<panels::Base>(w, columns, out),
+            Level::DotProd => panels::matmul::<panels::DotProd>(w, columns, out),
+            Level::I8mm => panels::matmul::<panels::I8mm>(w, columns, out),
+        }
+        let (behind, first) = (w.behind_panels(), w.panels() * PANEL);
+        if behind.rows() > 0 {
+            let mut rest: [&mut [f32]; MAX_COLUMNS] = std::array::from_fn(|_| Default::default());
+            for (rest, out) in rest.iter_mut().zip(out.iter_mut()) {
+                *rest = &mut out[first..];
+            }
+            self.plain(behind, columns, &mut rest[..columns.len()]);
+        }
     }
 
     fn rms_norm(self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {

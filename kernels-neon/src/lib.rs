@@ -21,6 +21,9 @@ mod format;
 mod kernels;
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 mod kquants;
+mod level;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod panels;
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 mod quantize;
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
@@ -39,3 +42,4 @@ mod absent;
 pub use absent::Neon;
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 pub use kernels::Neon;
+pub use level::Level;

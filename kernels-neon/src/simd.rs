@@ -8,8 +8,8 @@
 
 use core::arch::aarch64 as arch;
 pub(crate) use core::arch::aarch64::{
-    float16x4_t, float32x4_t, int8x8_t, int8x16_t, int16x4_t, int16x8_t, int32x4_t, uint8x8_t,
-    uint8x16_t, uint16x4_t, uint16x8_t, uint32x4_t,
+    float16x4_t, float32x4_t, int8x8_t, int8x16_t, int16x4_t, int16x8_t, int32x4_t, int64x2_t,
+    uint8x8_t, uint8x16_t, uint16x4_t, uint16x8_t, uint32x4_t,
 };
 
 const _: () = assert!(
@@ -35,6 +35,17 @@ macro_rules! shifts {
             // SAFETY: the intrinsic's only condition is NEON, which the assertion above
             // shows to be part of the target.
             unsafe { arch::$name::<N>(a) }
+        }
+    )*};
+}
+
+macro_rules! lanes {
+    ($($name:ident($($a:ident: $t:ty),*) -> $r:ty;)*) => {$(
+        #[inline(always)]
+        pub(crate) fn $name<const LANE: i32>($($a: $t),*) -> $r {
+            // SAFETY: the intrinsic's only condition is NEON, which the assertion above
+            // shows to be part of the target.
+            unsafe { arch::$name::<LANE>($($a),*) }
         }
     )*};
 }
@@ -71,6 +82,20 @@ shifts! {
     vshlq_n_u8(uint8x16_t) -> uint8x16_t;
     vshlq_n_s32(int32x4_t) -> int32x4_t;
     vshll_n_u16(uint16x4_t) -> uint32x4_t;
+    vshlq_n_s16(int16x8_t) -> int16x8_t;
+    vshrq_n_s16(int16x8_t) -> int16x8_t;
+    vshrq_n_u16(uint16x8_t) -> uint16x8_t;
+}
+
+// The last argument's lane `LANE` meets all lanes of the others.
+lanes! {
+    vdupq_laneq_s32(a: int32x4_t) -> int32x4_t;
+    vmlal_laneq_s16(a: int32x4_t, b: int16x4_t, c: int16x8_t) -> int32x4_t;
+    vmlal_high_laneq_s16(a: int32x4_t, b: int16x8_t, c: int16x8_t) -> int32x4_t;
+    vmlsl_laneq_s16(a: int32x4_t, b: int16x4_t, c: int16x8_t) -> int32x4_t;
+    vmlsl_high_laneq_s16(a: int32x4_t, b: int16x8_t, c: int16x8_t) -> int32x4_t;
+    vmulq_laneq_f32(a: float32x4_t, b: float32x4_t) -> float32x4_t;
+    vfmaq_laneq_f32(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t;
 }
 
 instructions! {
@@ -97,7 +122,18 @@ instructions! {
     vreinterpretq_f32_u32(a: uint32x4_t) -> float32x4_t;
     vreinterpretq_f32_s32(a: int32x4_t) -> float32x4_t;
     vreinterpretq_u32_f32(a: float32x4_t) -> uint32x4_t;
+    vreinterpretq_s16_u8(a: uint8x16_t) -> int16x8_t;
+    vreinterpretq_s16_s8(a: int8x16_t) -> int16x8_t;
+    vreinterpretq_s32_s8(a: int8x16_t) -> int32x4_t;
+    vreinterpretq_s8_s32(a: int32x4_t) -> int8x16_t;
+    vreinterpretq_s64_s8(a: int8x16_t) -> int64x2_t;
+    vreinterpretq_s8_s64(a: int64x2_t) -> int8x16_t;
+    vreinterpretq_s16_s32(a: int32x4_t) -> int16x8_t;
+    vdupq_n_s16(a: i16) -> int16x8_t;
+    vdup_n_s16(a: i16) -> int16x4_t;
+    vdupq_n_u16(a: u16) -> uint16x8_t;
     vreinterpret_f16_u16(a: uint16x4_t) -> float16x4_t;
+    vreinterpret_f16_u8(a: uint8x8_t) -> float16x4_t;
     vreinterpret_u16_f16(a: float16x4_t) -> uint16x4_t;
     // Bits and bytes.
     vandq_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
@@ -115,6 +151,18 @@ instructions! {
     vqtbl1q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vqtbl1q_s8(a: int8x16_t, b: uint8x16_t) -> int8x16_t;
     vuzp1q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
+    vuzp1q_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
+    vuzp2q_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
+    vuzp1q_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
+    vuzp2q_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
+    vzip1q_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
+    vzip2q_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
+    vtrn1q_s64(a: int64x2_t, b: int64x2_t) -> int64x2_t;
+    vtrn2q_s64(a: int64x2_t, b: int64x2_t) -> int64x2_t;
+    vbslq_u8(a: uint8x16_t, b: uint8x16_t, c: uint8x16_t) -> uint8x16_t;
+    vandq_u16(a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
+    vsubq_s8(a: int8x16_t, b: int8x16_t) -> int8x16_t;
+    vdupq_n_s8(a: i8) -> int8x16_t;
     // Widening and narrowing.
     vmovl_u8(a: uint8x8_t) -> uint16x8_t;
     vmovl_high_u8(a: uint8x16_t) -> uint16x8_t;
@@ -122,17 +170,22 @@ instructions! {
     vmovl_high_s8(a: int8x16_t) -> int16x8_t;
     vmovl_s16(a: int16x4_t) -> int32x4_t;
     vmovl_high_s16(a: int16x8_t) -> int32x4_t;
+    vmovn_s32(a: int32x4_t) -> int16x4_t;
     vqmovn_s32(a: int32x4_t) -> int16x4_t;
     vqmovn_high_s32(a: int16x4_t, b: int32x4_t) -> int16x8_t;
     vqmovn_s16(a: int16x8_t) -> int8x8_t;
     vqmovn_high_s16(a: int8x8_t, b: int16x8_t) -> int8x16_t;
     // Integer products and sums.
     vmull_s8(a: int8x8_t, b: int8x8_t) -> int16x8_t;
+    vmull_high_s8(a: int8x16_t, b: int8x16_t) -> int16x8_t;
     vmlal_s8(a: int16x8_t, b: int8x8_t, c: int8x8_t) -> int16x8_t;
     vmlal_high_s8(a: int16x8_t, b: int8x16_t, c: int8x16_t) -> int16x8_t;
     vmull_s16(a: int16x4_t, b: int16x4_t) -> int32x4_t;
     vmull_high_s16(a: int16x8_t, b: int16x8_t) -> int32x4_t;
+    vmlal_s16(a: int32x4_t, b: int16x4_t, c: int16x4_t) -> int32x4_t;
+    vmlal_high_s16(a: int32x4_t, b: int16x8_t, c: int16x8_t) -> int32x4_t;
     vmulq_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
+    vmlaq_s32(a: int32x4_t, b: int32x4_t, c: int32x4_t) -> int32x4_t;
     vmlsq_s32(a: int32x4_t, b: int32x4_t, c: int32x4_t) -> int32x4_t;
     vaddq_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
     vaddq_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
@@ -165,7 +218,58 @@ instructions! {
     vmaxnmq_f32(a: float32x4_t, b: float32x4_t) -> float32x4_t;
     vmaxnmvq_f32(a: float32x4_t) -> f32;
     vaddvq_f32(a: float32x4_t) -> f32;
+    vpaddq_f32(a: float32x4_t, b: float32x4_t) -> float32x4_t;
     vcltq_f32(a: float32x4_t, b: float32x4_t) -> uint32x4_t;
+}
+
+/// Instructions of extensions, whose intrinsics are not stable.
+macro_rules! extension {
+    ($($(#[$doc:meta])* $name:ident $(<$lane:ident>)?: $feature:literal, $text:literal;)*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub(crate) fn $name<$(const $lane: usize)?>(
+            mut a: int32x4_t,
+            b: int8x16_t,
+            c: int8x16_t,
+        ) -> int32x4_t {
+            // SAFETY: registers only. A processor without the extension stops here, but only
+            // code of a level that `Level::here` found in it comes here.
+            unsafe {
+                std::arch::asm!(
+                    concat!(".arch_extension ", $feature),
+                    $text,
+                    a = inout(vreg) a,
+                    b = in(vreg) b,
+                    c = in(vreg) c,
+                    $($lane = const $lane,)?
+                    options(pure, nomem, nostack, preserves_flags)
+                );
+            }
+            a
+        }
+    )*};
+}
+
+extension! {
+    /// `a[i] + Σ b[4i + j] · c[4i + j]`, j in 0..4.
+    sdot: "dotprod", "sdot {a:v}.4s, {b:v}.16b, {c:v}.16b";
+    /// `a[i] + Σ b[4i + j] · c[4·LANE + j]`, j in 0..4.
+    sdot_lane<LANE>: "dotprod", "sdot {a:v}.4s, {b:v}.16b, {c:v}.4b[{LANE}]";
+    /// `a[2i + k] + Σ b[8i + j] · c[8k + j]`, j in 0..8.
+    smmla: "i8mm", "smmla {a:v}.4s, {b:v}.16b, {c:v}.16b";
+}
+
+/// Asks for the cache line `ahead` bytes behind `from`'s start, to be read once.
+#[inline(always)]
+pub(crate) fn prefetch(from: &[u8], ahead: usize) {
+    // SAFETY: a hint, which has no effect but on caches and faults at no address.
+    unsafe {
+        std::arch::asm!(
+            "prfm pldl1strm, [{}]",
+            in(reg) from.as_ptr().wrapping_add(ahead),
+            options(readonly, nostack, preserves_flags)
+        );
+    }
 }
 
 /// `N` elements of `from` at `at`. Panics where they are not all there; every caller's

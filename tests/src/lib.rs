@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use myq_blocks::Layout;
 use myq_blocks::encode::Method;
 use myq_tools::{import, model::Model, quantize, recipe::Recipe};
 
@@ -15,19 +16,24 @@ pub fn data(name: &str) -> PathBuf {
 /// Imports the fixture `name` (`target` or `draft`) into `dir`.
 pub fn imported(name: &str, dir: &Path) -> PathBuf {
     let path = dir.join(format!("{name}.myq"));
-    import::import(&Model::open(&data(name)).expect("the fixture opens"), &path)
-        .expect("it imports");
+    let model = Model::open(&data(name)).expect("the fixture opens");
+    import::import(&model, Layout::Plain, &path).expect("it imports");
     path
 }
 
-/// Quantises the fixture `name` to `bits` into `dir`.
+/// Quantises the fixture `name` to `bits` into `dir`, in the layout that `myq quantize` writes.
 pub fn quantised(name: &str, bits: u8, method: Method, dir: &Path) -> PathBuf {
     let path = dir.join(format!("{name}-{bits}.myq"));
+    quantised_in(Layout::Rows8, name, bits, method, &path);
+    path
+}
+
+/// Quantises the fixture `name` to `bits` into the file `path`, in this layout.
+pub fn quantised_in(layout: Layout, name: &str, bits: u8, method: Method, path: &Path) {
     let model = Model::open(&data(name)).expect("the fixture opens");
     let recipe = Recipe::uniform(bits, method).expect("a width class");
     let plan = recipe.plan(&model, true).expect("a plan");
-    quantize::quantize(&model, &recipe, &plan, &path).expect("it quantises");
-    path
+    quantize::quantize(&model, &recipe, &plan, layout, path).expect("it quantises");
 }
 
 /// The program `name` of this workspace, built beside the running test.

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use assert_cmd::Command;
+use myq_blocks::Layout;
 use myq_blocks::encode::Method;
 use myq_engine::{Engine, Options};
-use myq_tests::{Random, data, program, quantised};
+use myq_tests::{Random, data, program, quantised, quantised_in};
 
 fn opens(path: &Path) -> Result<(), String> {
     let options = Options {
@@ -24,12 +25,19 @@ fn opens(path: &Path) -> Result<(), String> {
 #[test]
 fn every_flipped_byte_of_a_myq_file_is_refused() {
     let dir = tempfile::tempdir().expect("a folder");
-    let path = quantised("draft", 2, Method::Round, dir.path());
-    let bytes = std::fs::read(&path).expect("a file");
-    let broken = dir.path().join("broken.myq");
+    for (name, layout) in Layout::NAMES {
+        let path = dir.path().join(name);
+        quantised_in(layout, "draft", 2, Method::Round, &path);
+        opens(&path).expect("the whole file is sound");
+        damage(&std::fs::read(&path).expect("a file"), dir.path());
+    }
+}
+
+fn damage(bytes: &[u8], dir: &Path) {
+    let broken = dir.join("broken.myq");
     let mut random = Random(42);
-    for _ in 0..300 {
-        let mut copy = bytes.clone();
+    for _ in 0..200 {
+        let mut copy = bytes.to_vec();
         copy[random.below(bytes.len())] ^= 1 << random.below(8);
         std::fs::write(&broken, &copy).expect("it writes");
         let error = opens(&broken).expect_err("a flipped bit must not go unnoticed");

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use myq_blocks::DType;
+use myq_blocks::{DType, Layout};
 use myq_engine::Mapped;
 use myq_model::{Config, tokenizer::Tokenizer};
 use safetensors::{Dtype, SafeTensors};
@@ -86,6 +86,7 @@ pub(crate) fn open(dir: &Path) -> Result<Model, ToolError> {
         tensors,
         recipe: Value::Null,
         provenance: None,
+        layout: Layout::Plain,
         files,
     })
 }
@@ -207,6 +208,8 @@ fn collect(
             name: ours,
             dtype,
             shape,
+            layout: Layout::Plain,
+            checksum: None,
             file: index,
             start,
             bytes: view.data().len(),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use myq_format::Kind;
 use serde_json::{Value, json};
 
+use crate::layout::Census;
 use crate::model::{Model, Tensor};
 
 /// Tensors of one role and width.
@@ -82,7 +83,7 @@ fn kind(model: &Model) -> &'static str {
 pub fn as_json(model: &Model) -> Value {
     let tensor = |t: &Tensor| {
         json!({
-            "name": t.name, "type": t.dtype.name(), "shape": t.shape, "bytes": t.bytes(),
+            "name": t.name, "type": t.dtype.name(), "shape": t.shape, "layout": t.layout.name(), "bytes": t.bytes(),
             "bits_per_weight": bpw(t.bytes() as u64, t.len() as u64),
         })
     };
@@ -99,6 +100,7 @@ pub fn as_json(model: &Model) -> Value {
         "config": model.config,
         "recipe": model.recipe,
         "provenance": model.provenance,
+        "layout": model.layout.name(),
         "chat_template": model.chat_template,
         "vocabulary": model.tokenizer.vocab_size(),
         "file_bytes": model.file_bytes(),
@@ -156,6 +158,10 @@ pub fn as_text(model: &Model, tensors: bool, template: bool) -> String {
         ),
     );
     line(
+        "layout",
+        Census::of_tensors(model.layout, &model.tensors).text(model.layout),
+    );
+    line(
         "template",
         if model.chat_template.is_some() {
             "yes (--template prints it)"
@@ -203,9 +209,10 @@ pub fn as_text(model: &Model, tensors: bool, template: bool) -> String {
                 .collect::<Vec<_>>()
                 .join(" × ");
             out.push_str(&format!(
-                "  {:<30} {:<8} {:>16} {:>11} B {:>7.3}\n",
+                "  {:<30} {:<8} {:<6} {:>16} {:>11} B {:>7.3}\n",
                 t.name,
                 t.dtype.name(),
+                t.layout.name(),
                 shape,
                 t.bytes(),
                 bpw(t.bytes() as u64, t.len() as u64)

@@ -6,20 +6,28 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use myq_blocks::Layout;
 use myq_blocks::encode::Method;
 use myq_engine::KernelChoice;
+use myq_tools::layout::{self, Census};
 use myq_tools::model::Model;
 use myq_tools::quickstart::{Quickstart, quickstart};
 use myq_tools::recipe::{Recipe, Step};
-use myq_tools::{ToolError, import, inspect, logits, quantize, verify};
+use myq_tools::{ToolError, import, inspect, logits, quantize, relayout, verify};
 
 const EXAMPLES: &str = "Examples:
   myq quickstart
   myq import ./Qwen2.5-0.5B-Instruct --out qwen.myq
   myq quantize qwen.myq --bits 3
   myq quantize model.gguf --bits 2 --dry-run
+  myq relayout old.myq --out new.myq
   myq inspect qwen-3bit.myq --tensors
   myq verify qwen-3bit.myq --source qwen.myq";
+
+const RELAYOUT: &str = "\
+The weights, the recipe and all else stay as they are: there and back gives the same bytes. A
+file in either layout runs; one that is not in the layout of the kernels is repacked at each
+start, which takes time and memory, and its pages are not shared between processes.";
 
 /// Turns a language model into one compact low-bit file.
 #[derive(Parser)]
@@ -41,9 +49,25 @@ enum Command {
         /// Where to write [default: the source's name with .myq, in this directory]
         #[arg(long, short)]
         out: Option<PathBuf>,
+        /// Order of the rows; plain is what other programs' files have
+        #[arg(long, value_enum, default_value_t = Order::Plain)]
+        layout: Order,
     },
     /// Quantise a model to 2, 3, 4, 5 or 6 bits a weight
     Quantize(Quantize),
+    /// Write the same model with its rows in another order, so that it runs without repacking
+    #[command(after_help = RELAYOUT)]
+    Relayout {
+        /// .myq or GGUF file (or model-hub directory), which is imported at the same time
+        model: PathBuf,
+        /// Where to write [default: the source's name with -rows8.myq or -plain.myq, in this
+        /// directory]
+        #[arg(long, short)]
+        out: Option<PathBuf>,
+        /// Order of the rows
+        #[arg(long, value_enum, default_value_t = Order::Rows8)]
+        layout: Order,
+    },
     /// Print everything that a model file says of itself
     Inspect {
         /// .myq or GGUF file, or model-hub directory
@@ -134,6 +158,10 @@ struct Quantize {
     /// Where to write [default: the source's name with -3bit.myq, in this directory]
     #[arg(long, short)]
     out: Option<PathBuf>,
+    /// Order of the rows; rows8 is what the AVX2 and NEON kernels read, and a board maps and
+    /// runs it as it is, where plain rows are repacked at each start
+    #[arg(long, value_enum, default_value_t = Order::Rows8)]
+    layout: Order,
     /// Print plan and size, write nothing
     #[arg(long)]
     dry_run: bool,
@@ -145,6 +173,26 @@ enum Scales {
     Round,
     /// By the least importance-weighted error
     Search,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Order {
+    /// Panels of eight rows, where a tensor's type has them
+    Rows8,
+    /// One row after another
+    Plain,
+    /// Whichever is fastest on this machine
+    Auto,
+}
+
+impl Order {
+    fn layout(self) -> Layout {
+        match self {
+            Order::Rows8 => Layout::Rows8,
+            Order::Plain => Layout::Plain,
+            Order::Auto => layout::of_this_machine(),
+        }
+    }
 }
 
 /// Prints a line; an error ends the function.
@@ -174,15 +222,16 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<(), ToolError> {
     match command {
-        Command::Import { model, out } => {
+        Command::Import { model, out, layout } => {
             let out = out.unwrap_or_else(|| named(&model, ".myq"));
             let model = Model::open(&model)?;
             refuse_source(&model, &out)?;
-            let hash = import::import(&model, &out)?;
+            let hash = import::import(&model, layout.layout(), &out)?;
             say!("{}: blake3 {hash}", out.display());
             Ok(())
         }
         Command::Quantize(options) => run_quantize(&options),
+        Command::Relayout { model, out, layout } => run_relayout(&model, out, layout.layout()),
         Command::Inspect {
             model,
             tensors,
@@ -276,7 +325,7 @@ fn run_quantize(options: &Quantize) -> Result<(), ToolError> {
         .clone()
         .unwrap_or_else(|| named(&options.model, &format!("-{}bit.myq", recipe.bits)));
     refuse_source(&model, &out)?;
-    let summary = quantize::quantize(&model, &recipe, &steps, &out)?;
+    let summary = quantize::quantize(&model, &recipe, &steps, options.layout.layout(), &out)?;
     summary
         .notes
         .iter()
@@ -287,6 +336,19 @@ fn run_quantize(options: &Quantize) -> Result<(), ToolError> {
         summary.bytes as f64 / 1e6,
         summary.bits_per_weight(),
         summary.hash
+    );
+    Ok(())
+}
+
+fn run_relayout(path: &Path, out: Option<PathBuf>, layout: Layout) -> Result<(), ToolError> {
+    let out = out.unwrap_or_else(|| named(path, &format!("-{}.myq", layout.name())));
+    let model = Model::open(path)?;
+    refuse_source(&model, &out)?;
+    let hash = relayout::relayout(&model, layout, &out)?;
+    say!("{}: blake3 {hash}", out.display());
+    say!(
+        "  {}",
+        Census::of_tensors(layout, &model.tensors).text(layout)
     );
     Ok(())
 }
@@ -336,12 +398,13 @@ fn run_verify(
         return Ok(());
     }
     say!(
-        "{}: {} checksums right, {} tensors unpacked, {} weights finite, {} partial superblocks packed back",
+        "{}: {} checksums right, {} tensors unpacked, {} weights finite, {} partial superblocks and {} panels packed back",
         path.display(),
         report.checksums,
         report.tensors,
         report.weights,
-        report.partial_blocks
+        report.partial_blocks,
+        report.panels
     );
     for d in report.distances.iter().take(10) {
         say!(

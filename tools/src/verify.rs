@@ -1,9 +1,9 @@
 //! `myq verify`: checksums, unpack and compare, and the distance to a source.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use myq_blocks::{DType, decode::dequantize_row, tail};
+use myq_blocks::panels::{self, PANEL};
+use myq_blocks::{DType, Layout, decode::dequantize_row, tail};
 use myq_engine::prewarm;
 use myq_format::{Kind, myq::Myq};
 use rayon::prelude::*;
@@ -23,6 +23,8 @@ pub struct Report {
     pub weights: u64,
     /// Partial superblocks that were unpacked and packed again to the same bytes.
     pub partial_blocks: u64,
+    /// Panels of eight rows that were unpacked and packed again to the same bytes.
+    pub panels: u64,
     /// Distance of each matrix to the source's, the largest first.
     pub distances: Vec<Distance>,
 }
@@ -49,7 +51,11 @@ pub fn verify(model: &Model, source: Option<&Model>) -> Result<Report, ToolError
         "unpacking",
     );
     for t in &model.tensors {
-        report.partial_blocks += unpack(model, t)?;
+        let panels = unpack_panels(model, t)?;
+        unpack_rows(model, t, PANEL * panels as usize)?;
+        let partial = t.dtype.is_super() && !t.cols().is_multiple_of(256);
+        report.panels += panels;
+        report.partial_blocks += if partial { t.rows() as u64 } else { 0 };
         report.tensors += 1;
         report.weights += t.len() as u64;
         bar.inc(t.len() as u64);
@@ -83,32 +89,74 @@ fn checksums(model: &Model) -> Result<usize, ToolError> {
     Ok(m.tensors().len())
 }
 
-/// Every weight finite; every partial superblock unpacks and packs to the same bytes.
-fn unpack(model: &Model, t: &Tensor) -> Result<u64, ToolError> {
-    let (cols, rows) = (t.cols(), t.rows());
-    let row_bytes = t.bytes() / rows;
-    let partial = AtomicU64::new(0);
-    model.data(t).par_chunks_exact(row_bytes).enumerate().try_for_each_init(
-        || vec![0.0f32; cols],
-        |x, (r, row)| {
-            dequantize_row(t.dtype, row, x);
-            if let Some(c) = x.iter().position(|v| !v.is_finite()) {
+/// Every panel unpacks, and packs to the same bytes; then its rows are checked. The number of
+/// panels.
+fn unpack_panels(model: &Model, t: &Tensor) -> Result<u64, ToolError> {
+    if t.layout == Layout::Plain {
+        return Ok(0);
+    }
+    let (cols, row_bytes) = (t.cols(), t.row_bytes());
+    let panels = model.data(t).par_chunks_exact(PANEL * row_bytes);
+    let count = panels.len();
+    panels.enumerate().try_for_each_init(
+        || (vec![0; PANEL * row_bytes], vec![0; PANEL * row_bytes], vec![0.0; cols]),
+        |(rows, again, x), (p, panel)| {
+            panels::unpack(t.dtype, cols, panel, rows);
+            panels::pack(t.dtype, cols, rows, again);
+            if again != panel {
                 return Err(failed(&model.path, format!(
-                    "tensor {}, row {r}, column {c} is {}; the source was damaged, quantise again from a sound one", t.name, x[c]
+                    "tensor {}: the panel of rows {} to {} does not pack back to its bytes; quantise again",
+                    t.name, PANEL * p, PANEL * p + PANEL - 1
                 )));
             }
-            if t.dtype.is_super() && !cols.is_multiple_of(256) {
-                partial.fetch_add(1, Relaxed);
-                if !packs_back(t.dtype, row, cols) {
-                    return Err(failed(&model.path, format!(
-                        "tensor {}, row {r}: the partial superblock does not pack back to its bytes; quantise again", t.name
-                    )));
-                }
-            }
-            Ok(())
+            let mut rows = rows.chunks_exact(row_bytes).enumerate();
+            rows.try_for_each(|(r, row)| check_row(model, t, PANEL * p + r, row, x))
         },
     )?;
-    Ok(partial.into_inner())
+    Ok(count as u64)
+}
+
+/// Checks the plain rows of a tensor, from row `first` on.
+fn unpack_rows(model: &Model, t: &Tensor, first: usize) -> Result<(), ToolError> {
+    model.data(t)[first * t.row_bytes()..]
+        .par_chunks_exact(t.row_bytes())
+        .enumerate()
+        .try_for_each_init(
+            || vec![0.0; t.cols()],
+            |x, (r, row)| check_row(model, t, first + r, row, x),
+        )
+}
+
+/// Every weight finite; a partial superblock unpacks and packs to the same bytes. `x` takes
+/// the weights of the row.
+fn check_row(
+    model: &Model,
+    t: &Tensor,
+    r: usize,
+    row: &[u8],
+    x: &mut [f32],
+) -> Result<(), ToolError> {
+    dequantize_row(t.dtype, row, x);
+    if let Some(c) = x.iter().position(|v| !v.is_finite()) {
+        return Err(failed(
+            &model.path,
+            format!(
+                "tensor {}, row {r}, column {c} is {}; the source was damaged, quantise again from a sound one",
+                t.name, x[c]
+            ),
+        ));
+    }
+    let partial = t.dtype.is_super() && !t.cols().is_multiple_of(256);
+    if partial && !packs_back(t.dtype, row, t.cols()) {
+        return Err(failed(
+            &model.path,
+            format!(
+                "tensor {}, row {r}: the partial superblock does not pack back to its bytes; quantise again",
+                t.name
+            ),
+        ));
+    }
+    Ok(())
 }
 
 fn packs_back(dtype: DType, row: &[u8], cols: usize) -> bool {

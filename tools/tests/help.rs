@@ -15,6 +15,7 @@ fn help_has_examples_and_every_command() {
         "import",
         "quantize",
         "inspect",
+        "relayout",
         "verify",
         "quickstart",
     ] {

@@ -38,7 +38,38 @@ pub struct ColumnMut<'a> {
     pub scaled_sums: &'a mut [f32],
 }
 
+impl Column<'_> {
+    /// A column of no values.
+    pub const EMPTY: Column<'static> = Column {
+        x: &[],
+        q: &[],
+        d: &[],
+        sums: &[],
+        scaled_sums: &[],
+    };
+}
+
 impl ColumnMut<'_> {
+    /// The same column, for a shorter time.
+    pub fn reborrow(&mut self) -> ColumnMut<'_> {
+        ColumnMut {
+            q: self.q,
+            d: self.d,
+            sums: self.sums,
+            scaled_sums: self.scaled_sums,
+        }
+    }
+
+    /// `x` less what the codes stand for, into `rest`; both of the column's length.
+    pub fn residual(&self, x: &[f32], rest: &mut [f32]) {
+        let groups = x.chunks(GROUP).zip(rest.chunks_mut(GROUP));
+        for (((x, rest), q), &d) in groups.zip(self.q.chunks(GROUP)).zip(self.d.iter()) {
+            for ((rest, x), &q) in rest.iter_mut().zip(x).zip(q) {
+                *rest = x - d * f32::from(q);
+            }
+        }
+    }
+
     /// Writes `scaled_sums` from `d` and `sums`.
     pub fn scale_sums(&mut self) {
         let sums = self.sums.as_chunks::<2>().0;

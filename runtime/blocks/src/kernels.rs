@@ -181,6 +181,11 @@ pub trait Kernels: Copy + Send + Sync + 'static {
     /// Name as printed: `scalar`, `avx2`, `neon`, …
     fn name(self) -> &'static str;
 
+    /// The layout in which products are fastest; every kernel takes all of them.
+    fn layout(self) -> Layout {
+        Layout::Plain
+    }
+
     /// Whether [`Kernels::matmul`] reads the 8-bit form of its columns for this format, and
     /// not only their fp32 values.
     fn wants_codes(self, dtype: DType) -> bool {

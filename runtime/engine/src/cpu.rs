@@ -1,25 +1,22 @@
 //! The CPU backend: every stage of the forward pass, its rows split over the pool.
 
-use myq_blocks::{Column, Kernels, MAX_COLUMNS};
-use myq_model::weights::{Layer, Matrix};
+use myq_blocks::{Kernels, Layout};
+use myq_model::weights::{Layer, Matrix, Store};
 use myq_model::{Backend, Batch, Config, Plan, Slot, State, rope::RopeTable};
 
+use crate::matmul::{Input, Job};
 use crate::pool::Pool;
-
-/// Rows of a matrix that one task multiplies at least: smaller pieces cost more in hand-out
-/// than they gain in balance.
-const MIN_ROWS: usize = 16;
-/// Bytes of weights in a task that is worth handing out.
-const TASK_BYTES: usize = 32 << 10;
 
 /// Buffers, threads and kernels of one sequence.
 pub(crate) struct Cpu<'m, K> {
     kernels: K,
-    file: &'m [u8],
+    store: Store<'m>,
     config: &'m Config,
     rope: &'m RopeTable,
     pool: Pool,
     state: State,
+    /// 8-bit columns of each token's activations: 1, or 2 for about 15 bits.
+    planes: usize,
     /// Tokens, first position and wanted logits of the batch in work.
     tokens: usize,
     position: usize,
@@ -29,26 +26,38 @@ pub(crate) struct Cpu<'m, K> {
 impl<'m, K: Kernels> Cpu<'m, K> {
     pub(crate) fn new(
         kernels: K,
-        file: &'m [u8],
+        store: Store<'m>,
         config: &'m Config,
         rope: &'m RopeTable,
         plan: &Plan,
-    ) -> std::io::Result<Self> {
-        Ok(Cpu {
+        pool: Pool,
+    ) -> Self {
+        Cpu {
             kernels,
-            file,
+            store,
             config,
             rope,
-            pool: Pool::new(plan.threads)?,
+            pool,
             state: State::new(config, plan),
+            planes: plan.activations.planes(),
             tokens: 0,
             position: 0,
             wanted: 0,
-        })
+        }
     }
 
     pub(crate) fn logits(&self) -> &[f32] {
         &self.state.logits[..self.wanted * self.config.vocab]
+    }
+
+    /// The layout that the kernels want.
+    pub(crate) fn layout(&self) -> Layout {
+        self.kernels.layout()
+    }
+
+    /// Copies of matrices that the weights of the next pass refer to.
+    pub(crate) fn set_packed(&mut self, packed: &'m [u8]) {
+        self.store.packed = packed;
     }
 
     pub(crate) fn kernel_name(&self) -> &'static str {
@@ -60,11 +69,11 @@ impl<K: Kernels> Backend for Cpu<'_, K> {
     fn begin(&mut self, batch: &Batch<'_>, embedding: &Matrix) {
         (self.tokens, self.position, self.wanted) =
             (batch.tokens.len(), batch.position, batch.logits);
-        let table = embedding.view(self.file);
+        let table = embedding.view(self.store);
         let (width, dims) = (self.config.width, self.rope.dims());
         for (i, &token) in batch.tokens.iter().enumerate() {
             let out = &mut self.state.hidden[i * width..(i + 1) * width];
-            myq_blocks::decode::dequantize_row(table.dtype(), table.row(token as usize), out);
+            table.dequantize(token as usize, out);
             self.rope.angles(
                 batch.position + i,
                 &mut self.state.angles[i * dims..(i + 1) * dims],
@@ -88,8 +97,14 @@ impl<K: Kernels> Backend for Cpu<'_, K> {
             Slot::Attention => (&s.attention, Some(&mut s.gate)),
             _ => (&s.normed, Some(&mut s.gate)),
         };
-        let x = &x[..self.tokens * outputs[0].0.cols];
-        let codes = Codes::of(&mut s.codes, x, outputs[0].0.cols);
+        let mut input = Input {
+            x: &x[..self.tokens * outputs[0].0.cols],
+            cols: outputs[0].0.cols,
+            planes: self.planes,
+            codes: &mut s.codes,
+            residual: &mut s.residual,
+            partial: &mut s.partial,
+        };
         // Matrix and destination of each output; at most three.
         let mut jobs = [Job::NONE; 3];
         let (mut q, mut k, mut v) = (Some(&mut s.query), Some(&mut s.key), Some(&mut s.value));
@@ -106,12 +121,11 @@ impl<K: Kernels> Backend for Cpu<'_, K> {
             let out = out.expect("each output of a stage has its own slot, apart from the input");
             *job = Job::new(matrix, &mut out[..self.tokens * matrix.rows]);
         }
-        multiply(
+        input.multiply(
             self.kernels,
-            self.file,
+            self.store,
             &mut self.pool,
-            codes,
-            &mut jobs[..outputs.len()],
+            &jobs[..outputs.len()],
         );
     }
 
@@ -192,9 +206,16 @@ impl<K: Kernels> Backend for Cpu<'_, K> {
             let x = &s.hidden[(first + i) * width..(first + i + 1) * width];
             k.rms_norm(x, norm, eps, &mut s.normed[i * width..(i + 1) * width]);
         }
-        let codes = Codes::of(&mut s.codes, &s.normed[..self.wanted * width], width);
-        let mut job = [Job::new(output, &mut s.logits[..self.wanted * output.rows])];
-        multiply(k, self.file, &mut self.pool, codes, &mut job);
+        let mut input = Input {
+            x: &s.normed[..self.wanted * width],
+            cols: width,
+            planes: self.planes,
+            codes: &mut s.codes,
+            residual: &mut s.residual,
+            partial: &mut s.partial,
+        };
+        let job = [Job::new(output, &mut s.logits[..self.wanted * output.rows])];
+        input.multiply(k, self.store, &mut self.pool, &job);
     }
 }
 
@@ -202,121 +223,8 @@ fn add(x: &mut [f32], y: &[f32]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
 }
 
-/// The input of a matrix: fp32 columns and room for their 8-bit form.
-struct Codes<'a> {
-    buffer: &'a mut myq_blocks::ActBuffer,
-    x: &'a [f32],
-    cols: usize,
-}
-
-impl<'a> Codes<'a> {
-    fn of(buffer: &'a mut myq_blocks::ActBuffer, x: &'a [f32], cols: usize) -> Self {
-        Codes { buffer, x, cols }
-    }
-}
-
-/// A matrix and where its product goes: tokens × rows.
-struct Job<'a> {
-    matrix: Option<Matrix>,
-    out: Disjoint<'a>,
-}
-
-impl<'a> Job<'a> {
-    const NONE: Job<'static> = Job {
-        matrix: None,
-        out: Disjoint {
-            start: std::ptr::null_mut(),
-            len: 0,
-            life: std::marker::PhantomData,
-        },
-    };
-
-    fn new(matrix: &Matrix, out: &'a mut [f32]) -> Job<'a> {
-        Job {
-            matrix: Some(*matrix),
-            out: Disjoint::new(out),
-        }
-    }
-}
-
-/// Quantises the columns, then splits the rows of all matrices over the pool.
-fn multiply<K: Kernels>(
-    k: K,
-    file: &[u8],
-    pool: &mut Pool,
-    input: Codes<'_>,
-    jobs: &mut [Job<'_>],
-) {
-    let Codes { buffer, x, cols } = input;
-    let columns = x.len() / cols;
-    let matrices = || jobs.iter().filter_map(|j| j.matrix.map(|m| (m, &j.out)));
-    if matrices().any(|(m, _)| k.wants_codes(m.dtype)) {
-        for (x, out) in x.chunks(cols).zip(buffer.columns_mut(cols)) {
-            k.quantize(x, out);
-        }
-    }
-    let buffer = &*buffer;
-    // Rows per task: at least TASK_BYTES of weights, and a few tasks for each thread.
-    let mut tasks = [(0usize, 0usize); 3];
-    let mut total = 0;
-    for ((m, _), t) in matrices().zip(&mut tasks) {
-        let row_bytes = m.bytes() / m.rows;
-        let fair = m.rows.div_ceil(pool.threads() * 4);
-        let rows = TASK_BYTES
-            .div_ceil(row_bytes)
-            .max(MIN_ROWS)
-            .min(fair.max(MIN_ROWS));
-        *t = (rows, total);
-        total += m.rows.div_ceil(rows);
-    }
-    let body = |task: usize, _: usize| {
-        for ((m, out), &(rows, first)) in matrices().zip(&tasks) {
-            let n = m.rows.div_ceil(rows);
-            if (first..first + n).contains(&task) {
-                let start = (task - first) * rows;
-                let part = start..m.rows.min(start + rows);
-                return one_task(
-                    k,
-                    m.view(file).slice(part.clone()),
-                    part.start,
-                    m.rows,
-                    out,
-                    |i| buffer.column(i, &x[i * cols..(i + 1) * cols]),
-                    columns,
-                );
-            }
-        }
-    };
-    pool.run(total, &body);
-}
-
-/// Some rows times all columns, [`MAX_COLUMNS`] at a time.
-fn one_task<'a, K: Kernels>(
-    k: K,
-    rows: myq_blocks::Rows<'_>,
-    first: usize,
-    stride: usize,
-    out: &Disjoint<'_>,
-    column: impl Fn(usize) -> Column<'a>,
-    columns: usize,
-) {
-    for c in (0..columns).step_by(MAX_COLUMNS) {
-        let n = MAX_COLUMNS.min(columns - c);
-        let inputs: [Column<'_>; MAX_COLUMNS] = std::array::from_fn(|i| column(c + i.min(n - 1)));
-        let mut outputs: [&mut [f32]; MAX_COLUMNS] = std::array::from_fn(|i| {
-            if i < n {
-                // SAFETY: these rows belong to this task alone, and each column to one slice.
-                unsafe { out.part((c + i) * stride + first, rows.rows()) }
-            } else {
-                &mut []
-            }
-        });
-        k.matmul(rows, &inputs[..n], &mut outputs[..n]);
-    }
-}
-
 /// A buffer that several threads write, each its own part.
-struct Disjoint<'a> {
+pub(crate) struct Disjoint<'a> {
     start: *mut f32,
     len: usize,
     life: std::marker::PhantomData<&'a mut [f32]>,
@@ -327,7 +235,13 @@ struct Disjoint<'a> {
 unsafe impl Sync for Disjoint<'_> {}
 
 impl<'a> Disjoint<'a> {
-    fn new(buffer: &'a mut [f32]) -> Self {
+    pub(crate) const EMPTY: Disjoint<'static> = Disjoint {
+        start: std::ptr::null_mut(),
+        len: 0,
+        life: std::marker::PhantomData,
+    };
+
+    pub(crate) fn new(buffer: &'a mut [f32]) -> Self {
         Disjoint {
             start: buffer.as_mut_ptr(),
             len: buffer.len(),
@@ -338,7 +252,7 @@ impl<'a> Disjoint<'a> {
     /// # Safety
     /// No other part in use overlaps `at .. at + len`.
     #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
-    unsafe fn part(&self, at: usize, len: usize) -> &mut [f32] {
+    pub(crate) unsafe fn part(&self, at: usize, len: usize) -> &mut [f32] {
         assert!(at + len <= self.len);
         // SAFETY: in bounds by the assertion; not aliased by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(at), len) }

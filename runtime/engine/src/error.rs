@@ -50,6 +50,11 @@ pub enum EngineError {
         "cannot lock the model in memory: {0}; raise the limit (ulimit -l, LimitMEMLOCK=) or leave --mlock out"
     )]
     Lock(std::io::Error),
+    /// The system does not give the memory for a copy in another layout.
+    #[error(
+        "cannot take {0} bytes to repack the model: {1}; use --repack never, or `myq relayout` the file once"
+    )]
+    Repack(u64, std::io::Error),
     /// The system gives no more threads.
     #[error(
         "cannot start {0} threads: {1}; ask for fewer with --threads, or raise TasksMax= or `ulimit -u`"

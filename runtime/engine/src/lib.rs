@@ -4,15 +4,23 @@
 //! buffer and brings the file into the page cache; after that no call allocates or fails on
 //! a shape. Text stays outside: the engine takes and gives token ids and logits.
 
+pub mod bandwidth;
 mod cpu;
 mod error;
+mod futex;
 pub mod generate;
 pub mod map;
+mod matmul;
 pub mod memory;
+pub mod numa;
+mod place;
 mod pool;
 pub mod prewarm;
+pub mod repack;
 mod select;
 mod session;
+pub mod topology;
+pub mod tune;
 
 pub use error::EngineError;
 pub use generate::{Stats, Stop, generate};

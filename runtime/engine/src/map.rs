@@ -92,6 +92,19 @@ impl Mapped {
         }
     }
 
+    /// Gives the pages up as this process's; they stay in the page cache while there is room,
+    /// and come back when they are read.
+    pub fn release(&self) {
+        // SAFETY: for a read-only map of a file, dropping pages changes nothing that is read.
+        let done = unsafe {
+            self.map
+                .unchecked_advise(memmap2::UncheckedAdvice::DontNeed)
+        };
+        if let Err(error) = done {
+            log::debug!("madvise(DONTNEED): {error}");
+        }
+    }
+
     /// Keeps the file's pages in memory.
     pub fn lock(&self) -> Result<(), EngineError> {
         self.map.lock().map_err(EngineError::Lock)

@@ -1,81 +1,193 @@
 //! Worker threads that share one loop at a time: spin, then sleep; never allocate.
 //!
-//! [`Pool::run`] hands out task numbers from a shared counter to the caller and the workers
-//! and returns when all tasks are done. Workers spin for [`SPIN`] rounds after a loop, since
-//! the next one of a decode step follows within microseconds, and park after that, so that
-//! an idle or oversubscribed machine is not kept busy.
+//! [`Pool::run`] opens a loop, takes task numbers from a shared counter like every worker that
+//! joins, closes the loop and waits for the workers that are still inside. A worker that was
+//! asleep, or that another process keeps off its CPU, finds the loop closed and is not waited
+//! for. After a loop workers spin for a while, since the next one of a decode step follows
+//! within microseconds, and then sleep, so that an idle machine is not kept busy.
+//!
+//! All of a loop's life is in one word, `state`: a number that changes with each loop, a bit
+//! for "open", and how many workers are inside.
+//!
+//! 1. The caller stores body, counter and number of tasks, then the word with the open bit.
+//!    That store releases; a worker enters by a compare-exchange that acquires, and only
+//!    while the bit is set. So whoever is inside sees the fields of this loop. (Entries and
+//!    exits of others in between are read-modify-writes, which continue the release sequence.)
+//! 2. The caller clears the bit; nobody can enter any more. Then it waits until the number
+//!    inside is zero. Exits release and the wait acquires: all that workers wrote is visible
+//!    to the caller, and none of them reads body or counter after it.
+//! 3. The loop's number has 16 bits, and may come round while a worker is descheduled. That
+//!    does no harm: entering is decided by the compare-exchange on the word as it is then.
+//! 4. Going to sleep: a worker counts itself in `sleepers`, then sleeps only if the word is
+//!    still the one it saw. The caller changes the word, then reads `sleepers`. Both orders
+//!    are sequentially consistent, so one of the two sees the other. The caller's own sleep,
+//!    on `waiting`, is the same the other way round.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use std::thread::{JoinHandle, Thread};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-/// Rounds of spinning before a thread parks: about 20 to 50 microseconds.
-pub(crate) const SPIN: u32 = 4_000;
+use crate::futex;
+use crate::topology::{Mask, Placement};
+
+/// Spinning before a thread sleeps, if nothing else is set: longer than the gap between two
+/// loops of a decode step, and than the time to sleep and wake.
+pub(crate) const SPIN: Duration = Duration::from_micros(100);
+/// The same where CPUs are short: others need them.
+const SHORT_SPIN: Duration = Duration::from_micros(5);
+/// Over this time it is judged whether CPUs are short.
+const WINDOW: Duration = Duration::from_millis(20);
+
+const OPEN: u32 = 1 << 15;
+const INSIDE: u32 = OPEN - 1;
+const EPOCH: u32 = 1 << 16;
 
 type Task<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
+/// A value with cache lines of its own.
+#[repr(align(128))]
+struct Apart<T>(T);
+
 struct Shared {
-    /// Number of the current loop; a change wakes the workers.
-    epoch: AtomicU64,
+    /// Epoch, open bit, workers inside: see the head of this file.
+    state: Apart<AtomicU32>,
+    /// Next task.
+    next: Apart<AtomicUsize>,
     /// The loop's body, on the stack of [`Pool::run`], with its lifetime erased.
     body: AtomicPtr<Task<'static>>,
-    /// Next task and number of tasks.
-    next: AtomicUsize,
     tasks: AtomicUsize,
-    /// Workers that have not finished the current loop.
-    busy: AtomicUsize,
-    sleeping: Vec<AtomicBool>,
-    caller_sleeps: AtomicBool,
+    /// Most workers inside: with the caller not more threads than CPUs.
+    limit: u32,
+    /// Workers asleep, or about to be.
+    sleepers: AtomicI32,
+    /// 1 while the caller sleeps, or is about to.
+    waiting: AtomicU32,
+    spin: Duration,
+    /// CPUs are short: spin little, and leave the own CPU.
+    crowded: AtomicBool,
+    started: AtomicUsize,
     stop: AtomicBool,
-    panicked: AtomicU32,
+    panicked: AtomicBool,
+    /// The CPUs of the threads, if they are pinned.
+    pins: Option<Pins>,
+}
+
+struct Pins {
+    own: Vec<Mask>,
+    /// Where a thread may go when its own CPU is taken.
+    group: Mask,
+}
+
+/// How threads wait and where they stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// Time that a thread without work spins before it sleeps.
+    pub(crate) spin: Duration,
+    /// Keep each thread on its CPU, where there is one for each.
+    pub(crate) pin: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            spin: SPIN,
+            pin: true,
+        }
+    }
 }
 
 /// A fixed set of worker threads.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    threads: Vec<Thread>,
+    /// More threads than CPUs from the start.
+    oversubscribed: bool,
+    /// Since when, and how long in this time the caller waited for threads that did not run.
+    window: (Instant, Duration),
+    /// The caller's CPUs before its first loop.
+    before: Option<Mask>,
+    pinned: bool,
+    /// Stays on its thread, whose CPUs it changes and gives back.
+    here: std::marker::PhantomData<*const ()>,
 }
 
 impl Pool {
-    /// `threads` counts the caller: one thread less is started.
+    /// Threads that run where the system puts them. `threads` counts the caller.
     ///
     /// # Errors
     /// The system's, where it gives no more threads.
+    #[cfg(test)]
     pub(crate) fn new(threads: usize) -> std::io::Result<Pool> {
-        let extra = threads.max(1) - 1;
-        let shared = Arc::new(Shared {
-            epoch: AtomicU64::new(0),
-            body: AtomicPtr::new(std::ptr::null_mut()),
-            next: AtomicUsize::new(0),
-            tasks: AtomicUsize::new(0),
-            busy: AtomicUsize::new(0),
-            sleeping: (0..extra).map(|_| AtomicBool::new(false)).collect(),
-            caller_sleeps: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            panicked: AtomicU32::new(0),
+        let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+        Pool::start(threads, cpus, None, SPIN)
+    }
+
+    /// Threads for this placement; one less than its number is started, as the caller is one.
+    ///
+    /// With [`Settings::pin`], and a CPU for each thread, a worker stays on its CPU, and the
+    /// caller's thread is moved to the first one at the first loop, for as long as the pool
+    /// lives: threads that it starts meanwhile inherit that. When other processes take these
+    /// CPUs, all may move over [`Placement::group`].
+    ///
+    /// # Errors
+    /// The system's, where it gives no more threads.
+    pub(crate) fn with(placement: &Placement, settings: Settings) -> std::io::Result<Pool> {
+        let pin = settings.pin && !placement.oversubscribed();
+        let pins = pin.then(|| Pins {
+            own: match placement.threads {
+                // One thread needs no CPU of its own.
+                1 => vec![Mask::of(&placement.group)],
+                _ => placement.cpus.iter().map(|&c| Mask::of(&[c])).collect(),
+            },
+            group: Mask::of(&placement.group),
         });
-        let start = |i: usize| {
-            let (shared, caller) = (shared.clone(), std::thread::current());
-            let name = format!("myq-{}", i + 1);
-            std::thread::Builder::new()
-                .name(name)
-                .spawn(move || work(&shared, i, &caller))
-        };
+        Pool::start(placement.threads, placement.available, pins, settings.spin)
+    }
+
+    fn start(
+        threads: usize,
+        cpus: usize,
+        pins: Option<Pins>,
+        spin: Duration,
+    ) -> std::io::Result<Pool> {
+        let extra = threads.max(1) - 1;
+        let oversubscribed = threads > cpus;
+        let shared = Arc::new(Shared {
+            state: Apart(AtomicU32::new(0)),
+            next: Apart(AtomicUsize::new(0)),
+            body: AtomicPtr::new(std::ptr::null_mut()),
+            tasks: AtomicUsize::new(0),
+            limit: extra.min(cpus.max(2) - 1).min(INSIDE as usize) as u32,
+            sleepers: AtomicI32::new(0),
+            waiting: AtomicU32::new(0),
+            spin,
+            crowded: AtomicBool::new(oversubscribed),
+            started: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+            pins,
+        });
         let mut pool = Pool {
             shared: shared.clone(),
-            workers: Vec::new(),
-            threads: Vec::new(),
+            workers: Vec::with_capacity(extra),
+            oversubscribed,
+            window: (Instant::now(), Duration::ZERO),
+            before: None,
+            pinned: false,
+            here: std::marker::PhantomData,
         };
         for i in 0..extra {
+            let shared = shared.clone();
+            let thread = std::thread::Builder::new().name(format!("myq-{}", i + 1));
             // Where this fails, dropping the pool stops the threads that did start.
-            let worker = start(i)?;
-            pool.threads.push(worker.thread().clone());
-            pool.workers.push(worker);
+            pool.workers
+                .push(thread.spawn(move || work(&shared, i + 1))?);
         }
-        // Every worker takes part in a loop, so an empty one returns when all have started: a
-        // thread allocates as it starts, and nothing may allocate later.
-        pool.run(2, &|_, _| {});
+        // A thread allocates as it starts, and nothing may allocate later.
+        while shared.started.load(Acquire) < extra {
+            std::thread::sleep(Duration::from_micros(20));
+        }
         Ok(pool)
     }
 
@@ -86,62 +198,167 @@ impl Pool {
 
     /// Calls `body(task, thread)` once for each task of `0..tasks`, on all threads.
     ///
-    /// Must be called from the thread that made the pool (it is the one that is woken).
-    ///
     /// # Panics
     /// If a body panicked on a worker.
     pub(crate) fn run(&mut self, tasks: usize, body: Task<'_>) {
-        let extra = self.workers.len();
-        if extra == 0 || tasks <= 1 {
+        if !self.pinned {
+            self.pin_caller();
+        }
+        if self.workers.is_empty() || tasks <= 1 {
             (0..tasks).for_each(|t| body(t, 0));
             return;
         }
         let s = &*self.shared;
-        // The workers read through this pointer only between the change of `epoch` below and
-        // their decrement of `busy`; this function does not return, nor unwind, before `busy`
-        // is zero, so that the reference and what it refers to outlive their use.
+        let start = Instant::now();
         s.body.store((&raw const body).cast_mut().cast(), Relaxed);
-        s.next.store(0, Relaxed);
+        s.next.0.store(0, Relaxed);
         s.tasks.store(tasks, Relaxed);
-        s.busy.store(extra, Relaxed);
-        s.epoch.fetch_add(1, SeqCst);
-        for (flag, thread) in s.sleeping.iter().zip(&self.threads) {
-            if flag.load(SeqCst) {
-                thread.unpark();
-            }
-        }
-        let guard = Finish(s);
+        // Nobody is inside and the bit is clear, so only this thread writes the word now.
+        let epoch = s.state.0.load(Relaxed) & !(EPOCH - 1);
+        s.state.0.store(epoch.wrapping_add(EPOCH) | OPEN, SeqCst);
+        s.wake_for(tasks, self.workers.len());
+        // Closes the loop and waits, also while unwinding: this function does not end before
+        // the last worker is out, so the body and what it refers to outlive their use.
+        let mut finish = Finish {
+            s,
+            start,
+            lost: Duration::ZERO,
+        };
         take_tasks(s, body, 0);
-        drop(guard);
+        finish.wait();
+        let lost = finish.lost;
+        drop(finish);
+        self.watch(start, lost);
         assert!(
-            s.panicked.load(Acquire) == 0,
+            !self.shared.panicked.load(Acquire),
             "a worker panicked; the model's state is lost"
         );
     }
+
+    /// Judges from the time lost whether CPUs are short: an eighth of a window or more.
+    fn watch(&mut self, now: Instant, lost: Duration) {
+        self.window.1 += lost;
+        let (since, lost) = self.window;
+        let time = now.duration_since(since);
+        if time < WINDOW {
+            return;
+        }
+        self.window = (now, Duration::ZERO);
+        let crowded = self.oversubscribed || lost > time / 8;
+        let before = self.shared.crowded.swap(crowded, Relaxed);
+        // Once off its CPU a thread does not go back: who took it may still be there.
+        if let Some(pins) = self.shared.pins.as_ref().filter(|_| crowded && !before) {
+            // Without the right to move, it stays where it is.
+            drop(pins.group.apply());
+        }
+    }
+
+    fn pin_caller(&mut self) {
+        self.pinned = true;
+        if let Some(pins) = &self.shared.pins {
+            self.before = Mask::current();
+            if let Err(error) = pins.own[0].apply() {
+                log::debug!("the calling thread is not pinned: {error}");
+            }
+        }
+    }
 }
 
-/// Waits for the workers, also while unwinding.
-struct Finish<'a>(&'a Shared);
+impl Shared {
+    /// Wakes as many sleepers as this loop can use beside those awake.
+    fn wake_for(&self, tasks: usize, workers: usize) {
+        let sleepers = self.sleepers.load(SeqCst).max(0);
+        if sleepers == 0 {
+            return;
+        }
+        let useful = (tasks - 1).min(self.limit as usize) as i32;
+        let missing = (useful - (workers as i32 - sleepers)).min(sleepers);
+        if missing > 0 {
+            let woken = futex::wake(&self.state.0, missing);
+            // On behalf of the woken, so that the next loop does not wake them again.
+            self.sleepers.fetch_sub(woken, SeqCst);
+        }
+    }
+
+    /// Enters the loop if it is open, new to this worker and not full.
+    fn enter(&self, seen: u32) -> Option<u32> {
+        let mut now = self.state.0.load(Relaxed);
+        while self.invites(now, seen) {
+            match self
+                .state
+                .0
+                .compare_exchange_weak(now, now + 1, Acquire, Relaxed)
+            {
+                Ok(_) => return Some(now / EPOCH),
+                Err(other) => now = other,
+            }
+        }
+        None
+    }
+
+    fn invites(&self, state: u32, seen: u32) -> bool {
+        state & OPEN != 0 && state / EPOCH != seen && state & INSIDE < self.limit
+    }
+
+    fn leave(&self) {
+        let before = self.state.0.fetch_sub(1, SeqCst);
+        let last = before & (OPEN | INSIDE) == 1;
+        if last && self.waiting.load(SeqCst) != 0 && self.waiting.swap(0, SeqCst) != 0 {
+            futex::wake(&self.waiting, 1);
+        }
+    }
+
+    fn wait_time(&self) -> Duration {
+        match self.crowded.load(Relaxed) {
+            true => self.spin.min(SHORT_SPIN),
+            false => self.spin,
+        }
+    }
+}
+
+/// Closes the loop and waits for those inside, also while unwinding.
+struct Finish<'a> {
+    s: &'a Shared,
+    start: Instant,
+    /// Time waited for threads that did not run.
+    lost: Duration,
+}
+
+impl Finish<'_> {
+    fn wait(&mut self) {
+        let s = self.s;
+        let inside = |state: u32| state & INSIDE != 0;
+        if !inside(s.state.0.fetch_and(!OPEN, SeqCst)) {
+            return;
+        }
+        if spin_until(s.wait_time(), || !inside(s.state.0.load(Acquire))) {
+            return;
+        }
+        let closed = Instant::now();
+        loop {
+            s.waiting.store(1, SeqCst);
+            let now = s.state.0.load(SeqCst);
+            if !inside(now) {
+                break;
+            }
+            futex::wait(&s.waiting, 1);
+        }
+        s.waiting.store(0, Relaxed);
+        // The others draw from the same tasks, so that they need about as long for their last
+        // one as this thread for all of its own at most: longer means that they did not run.
+        let own = closed - self.start;
+        self.lost = Some(closed.elapsed())
+            .filter(|&t| t > 2 * own)
+            .unwrap_or_default();
+    }
+}
 
 impl Drop for Finish<'_> {
     fn drop(&mut self) {
-        let s = self.0;
         if std::thread::panicking() {
             // The tasks left are not wanted any more.
-            s.next.store(usize::MAX / 2, Relaxed);
-        }
-        let mut rounds = 0;
-        while s.busy.load(Acquire) != 0 {
-            if rounds < SPIN {
-                rounds += 1;
-                std::hint::spin_loop();
-                continue;
-            }
-            s.caller_sleeps.store(true, SeqCst);
-            if s.busy.load(SeqCst) != 0 {
-                std::thread::park();
-            }
-            s.caller_sleeps.store(false, SeqCst);
+            self.s.next.0.store(usize::MAX / 2, Relaxed);
+            self.wait();
         }
     }
 }
@@ -149,7 +366,7 @@ impl Drop for Finish<'_> {
 fn take_tasks(s: &Shared, body: Task<'_>, thread: usize) {
     let tasks = s.tasks.load(Relaxed);
     loop {
-        let task = s.next.fetch_add(1, Relaxed);
+        let task = s.next.0.fetch_add(1, Relaxed);
         if task >= tasks {
             return;
         }
@@ -157,103 +374,100 @@ fn take_tasks(s: &Shared, body: Task<'_>, thread: usize) {
     }
 }
 
-fn work(s: &Shared, index: usize, caller: &Thread) {
-    let mut seen = 0;
-    loop {
-        seen = wait_for_change(s, index, seen);
-        if s.stop.load(Acquire) {
-            return;
+fn work(s: &Shared, thread: usize) {
+    let mut pinned = false;
+    if let Some(pins) = &s.pins {
+        match pins.own[thread].apply() {
+            Ok(()) => pinned = true,
+            Err(error) => log::debug!("thread {thread} is not pinned: {error}"),
         }
-        // SAFETY: `run` stored a pointer to a live reference before it changed `epoch`, and
-        // keeps the reference and the body alive until `busy` falls to zero below.
+    }
+    let mut seen = s.state.0.load(Relaxed) / EPOCH;
+    s.started.fetch_add(1, Release);
+    while let Some(epoch) = wait_for_loop(s, seen) {
+        seen = epoch;
+        // SAFETY: this worker is inside, so that `run` has stored a pointer to a live
+        // reference (1 in the head of this file) and keeps it and the body alive until this
+        // worker is out (2).
         let body: Task<'_> = unsafe { *s.body.load(Relaxed) };
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            take_tasks(s, body, index + 1)
-        }));
+        let outcome =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| take_tasks(s, body, thread)));
         if outcome.is_err() {
-            s.panicked.fetch_add(1, Release);
+            s.panicked.store(true, Release);
         }
-        if s.busy.fetch_sub(1, SeqCst) == 1 && s.caller_sleeps.load(SeqCst) {
-            caller.unpark();
+        s.leave();
+        if pinned && s.crowded.load(Relaxed) {
+            pinned = false;
+            if let Some(pins) = &s.pins {
+                // Without the right to move, it stays where it is.
+                drop(pins.group.apply());
+            }
         }
     }
 }
 
-fn wait_for_change(s: &Shared, index: usize, seen: u64) -> u64 {
-    let mut rounds = 0;
+/// Enters the next loop after `seen`; `None` when the pool stops.
+fn wait_for_loop(s: &Shared, seen: u32) -> Option<u32> {
     loop {
-        let now = s.epoch.load(SeqCst);
-        if now != seen {
-            return now;
+        let ready = || s.invites(s.state.0.load(Relaxed), seen) || s.stop.load(Relaxed);
+        if !spin_until(s.wait_time(), ready) {
+            s.sleepers.fetch_add(1, SeqCst);
+            let now = s.state.0.load(SeqCst);
+            let asleep = !s.invites(now, seen) && !s.stop.load(SeqCst);
+            // Who was woken was taken off the count by the waker.
+            if !(asleep && futex::wait(&s.state.0, now)) {
+                s.sleepers.fetch_sub(1, SeqCst);
+            }
         }
-        if rounds < SPIN {
-            rounds += 1;
+        if s.stop.load(Acquire) {
+            return None;
+        }
+        if let Some(epoch) = s.enter(seen) {
+            return Some(epoch);
+        }
+    }
+}
+
+/// Spins until `ready`, or for about `time`; says whether it became ready.
+fn spin_until(time: Duration, ready: impl Fn() -> bool) -> bool {
+    // The clock costs as much as some rounds of spinning.
+    const ROUNDS: u32 = 16;
+    if ready() {
+        return true;
+    }
+    if time.is_zero() {
+        return false;
+    }
+    let start = Instant::now();
+    loop {
+        for _ in 0..ROUNDS {
             std::hint::spin_loop();
-            continue;
+            if ready() {
+                return true;
+            }
         }
-        s.sleeping[index].store(true, SeqCst);
-        if s.epoch.load(SeqCst) == seen {
-            std::thread::park();
+        if start.elapsed() >= time {
+            return false;
         }
-        s.sleeping[index].store(false, SeqCst);
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, SeqCst);
-        self.shared.epoch.fetch_add(1, SeqCst);
-        self.threads.iter().for_each(Thread::unpark);
+        let s = &*self.shared;
+        s.stop.store(true, SeqCst);
+        // The word changes, so that who has not seen `stop` does not fall asleep.
+        s.state.0.fetch_add(EPOCH, SeqCst);
+        futex::wake(&s.state.0, i32::MAX);
         for worker in self.workers.drain(..) {
             // A panic of a worker was reported by `run`.
             drop(worker.join());
+        }
+        if let Some(Err(error)) = self.before.take().map(|m| m.apply()) {
+            log::debug!("the calling thread stays on its CPU: {error}");
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::AtomicUsize;
-
-    #[test]
-    fn every_task_runs_once_at_any_size() {
-        for threads in [1, 2, 3, 8] {
-            let mut pool = Pool::new(threads).expect("threads");
-            for tasks in [0, 1, 2, 3, 7, 64, 1000] {
-                let seen: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
-                pool.run(tasks, &|t, thread| {
-                    assert!(thread < threads);
-                    seen[t].fetch_add(1, Relaxed);
-                });
-                assert!(
-                    seen.iter().all(|n| n.load(Relaxed) == 1),
-                    "{threads} threads, {tasks} tasks"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn workers_wake_after_they_slept() {
-        let mut pool = Pool::new(4).expect("threads");
-        let count = AtomicUsize::new(0);
-        for _ in 0..20 {
-            std::thread::sleep(std::time::Duration::from_millis(2));
-            pool.run(16, &|_, _| {
-                std::thread::sleep(std::time::Duration::from_micros(50));
-                count.fetch_add(1, Relaxed);
-            });
-        }
-        assert_eq!(count.load(Relaxed), 320);
-    }
-
-    #[test]
-    fn a_panic_in_a_task_reaches_the_caller() {
-        let mut pool = Pool::new(3).expect("threads");
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            pool.run(100, &|t, _| assert!(t != 50))
-        }));
-        assert!(result.is_err());
-    }
-}
+mod tests;

@@ -1,7 +1,9 @@
 //! Which kernels run, and on how many threads; decided once, at the start.
 
-use kernels_avx2::Avx2;
+use kernels_avx2::{Avx2, Level};
 use kernels_neon::Neon;
+
+use crate::topology::{Machine, Mask, Want};
 
 /// The kernels to use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -9,8 +11,12 @@ pub enum KernelChoice {
     /// The fastest that this processor has.
     #[default]
     Auto,
-    /// AVX2, FMA and F16C.
+    /// AVX2, FMA and F16C, and no more than those.
     Avx2,
+    /// AVX2 and dot products of bytes.
+    AvxVnni,
+    /// AVX-512 with dot products of bytes.
+    Avx512,
     /// ARMv8 NEON.
     Neon,
     /// Plain Rust, 8-bit activations.
@@ -21,9 +27,11 @@ pub enum KernelChoice {
 
 impl KernelChoice {
     /// All choices by the names that [`available`] prints.
-    pub const NAMES: [(&'static str, KernelChoice); 5] = [
+    pub const NAMES: [(&'static str, KernelChoice); 7] = [
         ("auto", KernelChoice::Auto),
         ("avx2", KernelChoice::Avx2),
+        ("avx-vnni", KernelChoice::AvxVnni),
+        ("avx512", KernelChoice::Avx512),
         ("neon", KernelChoice::Neon),
         ("scalar", KernelChoice::Scalar),
         ("exact", KernelChoice::Exact),
@@ -49,9 +57,12 @@ impl KernelChoice {
 /// Names of the kernels that can run here, the fastest first.
 pub fn available() -> Vec<&'static str> {
     let mut names = Vec::new();
-    if Avx2::new().is_some() {
-        names.push("avx2");
-    }
+    names.extend(
+        Level::ALL
+            .into_iter()
+            .filter(|&l| Avx2::with(l).is_some())
+            .map(Level::name),
+    );
     if Neon::new().is_some() {
         names.push("neon");
     }
@@ -59,8 +70,13 @@ pub fn available() -> Vec<&'static str> {
     names
 }
 
-/// Threads when none are asked for: the processors this process may use, within affinity
-/// mask and control-group quota, at most 16.
+/// Threads when none are asked for: two thirds of the physical cores, rounded up, at most 16,
+/// big cores only, within affinity mask and control-group quota; see [`crate::topology`].
 pub fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get().min(16))
+    let affinity = Mask::current().map(|m| m.cpus());
+    let want = Want {
+        affinity: affinity.as_deref(),
+        ..Want::default()
+    };
+    Machine::here().place(&want).threads
 }

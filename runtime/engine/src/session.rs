@@ -4,23 +4,41 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kernels_avx2::Avx2;
+use kernels_avx2::{Avx2, Level};
 use kernels_neon::Neon;
-use myq_blocks::Kernels;
 use myq_blocks::scalar::{Exact, Scalar};
+use myq_blocks::{Kernels, Layout};
 use myq_format::{Kind, myq::Myq};
-use myq_model::{Batch, CacheType, Config, Plan, Source, Weights, forward, rope::RopeTable};
+use myq_model::weights::Store;
+use myq_model::{
+    Activations, Batch, CacheType, Config, Plan, Source, Weights, forward, rope::RopeTable,
+};
 
 use crate::cpu::Cpu;
 use crate::map::Mapped;
+use crate::place::{MOST_THREADS, Seat};
+use crate::pool::Pool;
 use crate::prewarm::{self, Progress};
-use crate::{EngineError, KernelChoice, default_threads, memory};
+use crate::repack::{self, Packed, Repack};
+use crate::topology::Placement;
+use crate::{EngineError, KernelChoice, memory};
 
 /// How to open a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Threads; the default is [`default_threads`].
+    /// Threads; the default is what `runner tune` measured for this model, or else
+    /// [`crate::default_threads`].
     pub threads: Option<usize>,
+    /// Time that a thread without work spins before it sleeps; the default is what
+    /// `runner tune` measured, or else 100 µs.
+    pub spin: Option<Duration>,
+    /// Keep each thread on a CPU of its own, where there is one for each. That includes the
+    /// thread that calls the engine, from its first pass until the engine is dropped, and is
+    /// inherited by threads that it starts in that time.
+    pub pin: bool,
+    /// On a machine with several memory nodes: drop the file's pages from memory first, so
+    /// that they are read again into the node of the threads.
+    pub renew_pages: bool,
     /// Tokens of context; the default is 4,096, or what the model or half of the available
     /// memory holds.
     pub context: Option<usize>,
@@ -36,14 +54,21 @@ pub struct Options {
     pub prewarm: bool,
     /// Compare every tensor of a `.myq` file with its checksum first.
     pub verify: bool,
-    /// Lock the file in memory.
+    /// Lock the file in memory, or the copy in another layout that takes its place.
     pub lock: bool,
+    /// Copy matrices into the layout of the kernels where the file has another.
+    pub repack: Repack,
+    /// How inputs of matrices are rounded.
+    pub activations: Activations,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Options {
             threads: None,
+            spin: None,
+            pin: true,
+            renew_pages: false,
             context: None,
             cache: CacheType::F16,
             batch: 256,
@@ -52,6 +77,8 @@ impl Default for Options {
             prewarm: true,
             verify: true,
             lock: false,
+            repack: Repack::Auto,
+            activations: Activations::Int8,
         }
     }
 }
@@ -62,10 +89,14 @@ pub struct Engine {
     decoder: Box<dyn Decoder>,
     source: Arc<Source>,
     file: Box<Mapped>,
+    packed: Option<Box<Packed>>,
+    weights: Weights,
+    repack: Option<repack::Report>,
     plan: Plan,
     position: usize,
     prewarm: Option<prewarm::Report>,
     load_time: Duration,
+    seat: Seat,
 }
 
 impl Engine {
@@ -82,9 +113,10 @@ impl Engine {
             error,
         };
         let source = Arc::new(Source::open(file.bytes()).map_err(fail)?);
-        let plan = plan(&source.config, options)?;
+        let seat = Seat::choose(&file, options);
+        let plan = plan(&source.config, options, seat.placement.threads)?;
         // Before the passes over the file: kernels that cannot run are told at once.
-        let decoder = decoder(options.kernels, &file, &source, &plan)?;
+        let mut decoder = decoder(options.kernels, &file, &source, &plan, &seat)?;
         let config = &source.config;
         let reserved = (plan.kv_bytes(config) + plan.buffer_bytes(config)) as u64;
         let prewarm = options
@@ -102,17 +134,43 @@ impl Engine {
                 check.map_err(|e| fail(e.into()))?;
             }
         }
-        if options.lock {
-            file.lock()?;
+        let mut weights = source.weights.clone();
+        let (packed, repack) = repacked(
+            &mut weights,
+            &file,
+            decoder.layout(),
+            options.repack,
+            (plan.threads, reserved),
+            progress,
+        )?;
+        if let Some(packed) = &packed {
+            // SAFETY: the copy is in a box in the same `Engine` as the decoder, which is dropped
+            // before it; it neither moves nor changes.
+            decoder.set_packed(unsafe {
+                std::slice::from_raw_parts(packed.bytes().as_ptr(), packed.bytes().len())
+            });
+        }
+        match &packed {
+            _ if !options.lock => {}
+            Some(packed) => packed.lock()?,
+            None => file.lock()?,
+        }
+        // A copy was made by the threads, on their node.
+        if packed.is_none() {
+            seat.check_pages(&file);
         }
         Ok(Engine {
             decoder,
             source,
             file,
+            packed,
+            weights,
+            repack,
             plan,
             position: 0,
             prewarm,
             load_time: start.elapsed(),
+            seat,
         })
     }
 
@@ -130,7 +188,7 @@ impl Engine {
                 0
             };
             self.decoder.run(
-                &self.source.weights,
+                &self.weights,
                 &Batch {
                     tokens,
                     position: self.position,
@@ -198,26 +256,39 @@ impl Engine {
         self.prewarm.as_ref()
     }
 
+    /// The CPUs of the threads, and why these.
+    pub fn placement(&self) -> &Placement {
+        &self.seat.placement
+    }
+
+    /// What became of matrices that are not in the layout of the kernels; `None` if there are
+    /// none.
+    pub fn repack(&self) -> Option<&repack::Report> {
+        self.repack.as_ref()
+    }
+
+    /// Bytes of matrices copied into another layout.
+    pub fn packed_bytes(&self) -> usize {
+        self.packed.as_ref().map_or(0, |p| p.bytes().len())
+    }
+
     /// Time that [`Engine::open`] took.
     pub fn load_time(&self) -> Duration {
         self.load_time
     }
 }
 
-fn plan(config: &Config, options: &Options) -> Result<Plan, EngineError> {
+fn plan(config: &Config, options: &Options, threads: usize) -> Result<Plan, EngineError> {
     let at_least_one = |value: usize, name: &str| match value {
         0 => Err(EngineError::Setting(format!(
             "{name} is 0; it must be at least 1"
         ))),
         n => Ok(n),
     };
-    let threads = at_least_one(
-        options.threads.unwrap_or_else(default_threads),
-        "the number of threads",
-    )?;
-    if threads > 1024 {
+    let threads = at_least_one(options.threads.unwrap_or(threads), "the number of threads")?;
+    if threads > MOST_THREADS {
         return Err(EngineError::Setting(format!(
-            "{threads} threads are more than any machine runs well; ask for at most 1024"
+            "{threads} threads are more than any machine runs well; ask for at most {MOST_THREADS}"
         )));
     }
     let available = memory::available().unwrap_or(u64::MAX);
@@ -245,17 +316,61 @@ fn plan(config: &Config, options: &Options) -> Result<Plan, EngineError> {
             .min(2048),
         logit_rows: at_least_one(options.logit_rows, "the number of logit rows")?.min(context),
         threads,
+        activations: options.activations,
     })
+}
+
+/// Brings matrices into `layout` if that is wanted and there is room (see [`Repack`]).
+fn repacked(
+    weights: &mut Weights,
+    file: &Mapped,
+    layout: Layout,
+    choice: Repack,
+    (threads, reserved): (usize, u64),
+    progress: Progress<'_>,
+) -> Result<(Option<Box<Packed>>, Option<repack::Report>), EngineError> {
+    let mut report = repack::Report {
+        bytes: repack::needed(weights, layout),
+        time: None,
+        available: None,
+    };
+    if report.bytes == 0 {
+        return Ok((None, None));
+    }
+    let left = memory::available().map(|a| a.saturating_sub(reserved));
+    report.available = match choice {
+        Repack::Always => None,
+        Repack::Never => return Ok((None, Some(report))),
+        Repack::Auto => left.filter(|left| report.bytes > left / 5 * 4),
+    };
+    if report.available.is_some() {
+        return Ok((None, Some(report)));
+    }
+    let (packed, time) = repack::repack(weights, file.bytes(), layout, threads, progress)?;
+    // The file's matrices are not read again: their pages need not stay mapped.
+    file.release();
+    report.time = Some(time);
+    Ok((Some(Box::new(packed)), Some(report)))
 }
 
 /// One call per pass hides which kernels run.
 trait Decoder {
+    fn layout(&self) -> Layout;
+    fn set_packed(&mut self, packed: &'static [u8]);
     fn run(&mut self, weights: &Weights, batch: &Batch<'_>);
     fn logits(&self) -> &[f32];
     fn name(&self) -> &'static str;
 }
 
-impl<K: Kernels> Decoder for Cpu<'_, K> {
+impl<K: Kernels> Decoder for Cpu<'static, K> {
+    fn layout(&self) -> Layout {
+        Cpu::layout(self)
+    }
+
+    fn set_packed(&mut self, packed: &'static [u8]) {
+        Cpu::set_packed(self, packed);
+    }
+
     fn run(&mut self, weights: &Weights, batch: &Batch<'_>) {
         forward(self, weights, batch);
     }
@@ -274,6 +389,7 @@ fn decoder(
     file: &Mapped,
     source: &Source,
     plan: &Plan,
+    seat: &Seat,
 ) -> Result<Box<dyn Decoder>, EngineError> {
     // SAFETY: `file` is in a box and `source` in an `Arc`, both in the same `Engine` as the
     // decoder, which is declared, and so dropped, before them; neither moves nor changes.
@@ -287,15 +403,33 @@ fn decoder(
     };
     macro_rules! on {
         ($kernels:expr) => {
-            match Cpu::new($kernels, bytes, config, rope, plan) {
-                Ok(cpu) => Ok(Box::new(cpu)),
+            match Pool::with(&seat.placement, seat.settings) {
+                Ok(pool) => Ok(Box::new(Cpu::new(
+                    $kernels,
+                    Store::of_file(bytes),
+                    config,
+                    rope,
+                    plan,
+                    pool,
+                ))),
                 Err(error) => Err(EngineError::Threads(plan.threads, error)),
             }
         };
     }
-    match (choice, Avx2::new(), Neon::new()) {
-        (KernelChoice::Auto | KernelChoice::Avx2, Some(k), _) => on!(k),
-        (KernelChoice::Auto | KernelChoice::Neon, _, Some(k)) => on!(k),
+    let avx2 = match choice {
+        KernelChoice::Auto => Avx2::new(),
+        KernelChoice::Avx2 => Avx2::with(Level::Avx2),
+        KernelChoice::AvxVnni => Avx2::with(Level::AvxVnni),
+        KernelChoice::Avx512 => Avx2::with(Level::Avx512),
+        _ => None,
+    };
+    let neon = match choice {
+        KernelChoice::Auto | KernelChoice::Neon => Neon::new(),
+        _ => None,
+    };
+    match (choice, avx2, neon) {
+        (_, Some(k), _) => on!(k),
+        (_, _, Some(k)) => on!(k),
         (KernelChoice::Auto | KernelChoice::Scalar, _, _) => on!(Scalar),
         (KernelChoice::Exact, _, _) => on!(Exact),
         (other, _, _) => Err(EngineError::Kernels(

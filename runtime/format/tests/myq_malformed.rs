@@ -184,8 +184,8 @@ fn a_configuration_that_is_no_object() {
 
 #[test]
 fn a_layout_unknown() {
-    let e = edited(|h| h["layout"] = json!("rows8"));
-    assert!(matches!(e, Error::UnknownLayout { layout } if layout == "rows8"));
+    let e = edited(|h| h["layout"] = json!("rows5"));
+    assert!(matches!(e, Error::UnknownLayout { layout } if layout == "rows5"));
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 
 use common::{header, small_myq, tensors};
-use myq_blocks::dtype::DType;
+use myq_blocks::{Layout, dtype::DType};
 use myq_format::myq::{MyqWriter, TensorSpec, to_vec};
 use myq_format::{Error, Kind, myq::Myq, sniff};
 
@@ -66,6 +66,17 @@ fn the_preamble_is_as_documented() {
         Myq::parse(&file).unwrap().file_hash(),
         hash.to_hex().to_string()
     );
+}
+
+#[test]
+fn the_layout_is_the_headers() {
+    for (name, layout) in Layout::NAMES {
+        let mut h = header();
+        h.layout = name.into();
+        let file = to_vec(&h, b"", &[]).unwrap();
+        let m = Myq::parse(&file).unwrap();
+        assert_eq!((m.layout(), m.header()), (layout, &h));
+    }
 }
 
 #[test]

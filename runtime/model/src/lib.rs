@@ -23,7 +23,7 @@ pub use cache::{Cache, CacheType};
 pub use config::Config;
 pub use error::ModelError;
 pub use forward::forward;
-pub use plan::Plan;
+pub use plan::{Activations, Plan};
 pub use sample::{Sampler, Sampling};
 pub use source::Source;
 pub use state::State;

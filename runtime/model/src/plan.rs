@@ -1,7 +1,37 @@
 //! The byte budget of a run, before anything is allocated.
 
+use crate::state::{PARTIAL_COLUMNS, PARTIAL_ROWS};
 use crate::{CacheType, Config};
 use myq_blocks::layout::SUPER;
+
+/// How the input of a matrix is rounded before it is multiplied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Activations {
+    /// 8 bits, a scale for each 32 values.
+    #[default]
+    Int8,
+    /// Two 8-bit planes, the second for what the first leaves: about 15 bits.
+    Int8x2,
+}
+
+impl Activations {
+    /// All forms by name.
+    pub const NAMES: [(&'static str, Activations); 2] =
+        [("int8", Activations::Int8), ("int8x2", Activations::Int8x2)];
+
+    /// The form with this name.
+    pub fn from_name(name: &str) -> Option<Activations> {
+        Self::NAMES
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|(_, a)| *a)
+    }
+
+    /// 8-bit columns of a token.
+    pub fn planes(self) -> usize {
+        self as usize + 1
+    }
+}
 
 /// Sizes that fix every buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,6 +46,8 @@ pub struct Plan {
     pub logit_rows: usize,
     /// Threads that compute.
     pub threads: usize,
+    /// How the input of a matrix is rounded.
+    pub activations: Activations,
 }
 
 impl Plan {
@@ -29,9 +61,21 @@ impl Plan {
         let per_token = 3 * c.width + 2 * c.q_width() + 2 * c.kv_width() + 2 * c.ffn + c.rope.dims;
         let floats =
             self.batch * per_token + self.logit_rows * c.vocab + self.threads * self.context;
-        let padded = c.width.max(c.q_width()).max(c.ffn).next_multiple_of(SUPER);
+        let padded = self.longest_input(c).next_multiple_of(SUPER);
+        let planes = self.activations.planes();
+        let second = match self.activations {
+            Activations::Int8 => 0,
+            Activations::Int8x2 => {
+                self.threads * (self.longest_input(c) + PARTIAL_COLUMNS * PARTIAL_ROWS)
+            }
+        };
         // Codes, a scale and a scaled sum for each 32, and a sum for each 16.
-        4 * floats + self.batch * (padded + padded / 4 + padded / 8)
+        4 * (floats + second) + self.batch * planes * (padded + padded / 4 + padded / 8)
+    }
+
+    /// Values of the longest input of a matrix.
+    pub fn longest_input(&self, c: &Config) -> usize {
+        c.width.max(c.q_width()).max(c.ffn)
     }
 
     /// The longest context, up to `wanted`, whose cache takes at most half of `available`
@@ -80,6 +124,7 @@ mod tests {
             batch: 1,
             logit_rows: 1,
             threads: 1,
+            activations: Activations::Int8,
         };
         assert_eq!(plan.kv_bytes(&config()), 1_073_741_824);
     }

@@ -1,5 +1,6 @@
 //! One view of a model file, whether `.myq` or GGUF.
 
+use myq_blocks::Layout;
 use myq_format::{Kind, TensorInfo, gguf::Gguf, myq::Myq, sniff};
 
 use crate::rope::RopeTable;
@@ -24,6 +25,8 @@ pub struct Source {
     pub chat_template: Option<String>,
     /// The tensor table, in the file's order.
     pub tensors: Vec<TensorInfo>,
+    /// How the file stores matrices that can be stored so.
+    pub layout: Layout,
 }
 
 impl Source {
@@ -40,6 +43,7 @@ impl Source {
                     tokenizer,
                     template,
                     g.tensors(),
+                    Layout::Plain,
                     file,
                 )
             }
@@ -60,6 +64,7 @@ impl Source {
                     tokenizer,
                     m.header().chat_template.clone(),
                     m.tensors(),
+                    m.layout(),
                     file,
                 )
             }
@@ -72,10 +77,11 @@ impl Source {
         tokenizer: Tokenizer,
         chat_template: Option<String>,
         tensors: &[TensorInfo],
+        layout: Layout,
         file: &[u8],
     ) -> Result<Source, ModelError> {
         config.check_tokenizer(tokenizer.vocab_size())?;
-        let weights = Weights::find(&config, tensors, file)?;
+        let weights = Weights::find(&config, tensors, layout, file)?;
         let rope = RopeTable::new(&config, weights.rope_factors.as_deref());
         Ok(Source {
             kind,
@@ -85,6 +91,7 @@ impl Source {
             tokenizer,
             chat_template,
             tensors: tensors.to_vec(),
+            layout,
         })
     }
 

@@ -1,9 +1,14 @@
 //! Every buffer of a run, by name, with its shape; allocated once.
 
-use myq_blocks::ActBuffer;
+use myq_blocks::{ActBuffer, MAX_COLUMNS};
 
 use crate::cache::Cache;
 use crate::{Config, Plan};
+
+/// Tokens whose second planes a thread multiplies at once.
+pub const PARTIAL_COLUMNS: usize = MAX_COLUMNS / 2;
+/// Most rows of a matrix that one task multiplies.
+pub const PARTIAL_ROWS: usize = 512;
 
 /// Buffers of one sequence on the CPU. Shapes are rows × columns, row-major.
 #[derive(Debug)]
@@ -32,8 +37,12 @@ pub struct State {
     pub angles: Vec<f32>,
     /// threads × context: attention weights while they are computed
     pub scores: Vec<f32>,
-    /// 8-bit form of a matrix's input, batch columns
+    /// 8-bit form of a matrix's input, batch · planes columns
     pub codes: ActBuffer,
+    /// threads × the longest of a matrix's inputs, with two planes: what the first leaves
+    pub residual: Vec<f32>,
+    /// threads × [`PARTIAL_COLUMNS`] × [`PARTIAL_ROWS`], with two planes: products of the second
+    pub partial: Vec<f32>,
     /// Keys and values of past tokens
     pub cache: Cache,
 }
@@ -41,6 +50,9 @@ pub struct State {
 impl State {
     /// Allocates everything; the cache's pages are taken by the system when first written.
     pub fn new(c: &Config, p: &Plan) -> State {
+        let longest = p.longest_input(c);
+        let planes = p.activations.planes();
+        let spare = if planes == 2 { p.threads } else { 0 };
         let buffer = |rows: usize, cols: usize| vec![0.0f32; rows * cols];
         State {
             hidden: buffer(p.batch, c.width),
@@ -55,7 +67,9 @@ impl State {
             logits: buffer(p.logit_rows, c.vocab),
             angles: buffer(p.batch, c.rope.dims),
             scores: buffer(p.threads, p.context),
-            codes: ActBuffer::new(p.batch, c.width.max(c.q_width()).max(c.ffn)),
+            codes: ActBuffer::new(p.batch * planes, longest),
+            residual: buffer(spare, longest),
+            partial: buffer(spare * PARTIAL_COLUMNS, PARTIAL_ROWS),
             cache: Cache::new(c, p.context, p.cache),
         }
     }

@@ -2,10 +2,26 @@
 
 use std::collections::BTreeMap;
 
-use myq_blocks::{DType, Rows, decode::dequantize_row};
+use myq_blocks::{DType, Layout, Rows, decode::dequantize_row};
 use myq_format::TensorInfo;
 
 use crate::{Config, ModelError};
+
+/// The bytes that matrices lie in: the whole file, and copies in another layout.
+#[derive(Clone, Copy, Debug)]
+pub struct Store<'a> {
+    /// The file that the matrices were found in.
+    pub file: &'a [u8],
+    /// What [`Matrix::repacked`] refers to; empty where nothing was repacked.
+    pub packed: &'a [u8],
+}
+
+impl<'a> Store<'a> {
+    /// The file alone.
+    pub fn of_file(file: &'a [u8]) -> Store<'a> {
+        Store { file, packed: &[] }
+    }
+}
 
 /// A matrix in the file, checked against the file's length and the format.
 #[derive(Clone, Copy, Debug)]
@@ -16,22 +32,42 @@ pub struct Matrix {
     pub cols: usize,
     /// Output width.
     pub rows: usize,
+    /// How the rows are stored.
+    pub layout: Layout,
     start: usize,
     len: usize,
+    in_file: bool,
 }
 
 impl Matrix {
-    /// The rows, from the bytes of the whole file that the matrix was found in.
+    /// The rows, from the bytes that the matrix lies in.
     ///
     /// # Panics
-    /// If `file` is not the file (shorter than the matrix's end).
-    pub fn view<'a>(&self, file: &'a [u8]) -> Rows<'a> {
-        Rows::new(
-            self.dtype,
-            self.cols,
-            &file[self.start..self.start + self.len],
-        )
-        .expect("checked when the model was opened")
+    /// If `store` is not the matrix's (shorter than its end).
+    pub fn view<'a>(&self, store: Store<'a>) -> Rows<'a> {
+        let bytes = if self.in_file {
+            store.file
+        } else {
+            store.packed
+        };
+        let bytes = &bytes[self.start..self.start + self.len];
+        Rows::in_layout(self.layout, self.dtype, self.cols, bytes)
+            .expect("checked when the model was opened")
+    }
+
+    /// The same matrix in another layout, from `start` of the store's copies on.
+    pub fn repacked(&self, layout: Layout, start: usize) -> Matrix {
+        Matrix {
+            layout: layout.of(self.dtype, self.cols),
+            start,
+            in_file: false,
+            ..*self
+        }
+    }
+
+    /// Where the matrix starts in the file; `None` for a copy.
+    pub fn file_offset(&self) -> Option<usize> {
+        self.in_file.then_some(self.start)
     }
 
     /// Bytes in the file.
@@ -167,17 +203,22 @@ pub fn check_table<'a>(
 }
 
 impl Weights {
-    /// Finds and checks every tensor of the model among `tensors`.
+    /// Finds and checks every tensor of the model among `tensors`, stored in `layout`.
     pub fn find(
         config: &Config,
         tensors: &[TensorInfo],
+        layout: Layout,
         file: &[u8],
     ) -> Result<Weights, ModelError> {
         check_table(
             config,
             tensors.iter().map(|t| (t.name.as_str(), &t.shape[..])),
         )?;
-        let f = Finder { tensors, file };
+        let f = Finder {
+            tensors,
+            layout,
+            file,
+        };
         let (d, q, kv, ffn) = (
             config.width,
             config.q_width(),
@@ -222,6 +263,22 @@ impl Weights {
         })
     }
 
+    /// Every matrix that decoding multiplies by, the output last.
+    pub fn matrices_mut(&mut self) -> impl Iterator<Item = &mut Matrix> {
+        let layers = self.layers.iter_mut().flat_map(|l| {
+            [
+                &mut l.q,
+                &mut l.k,
+                &mut l.v,
+                &mut l.o,
+                &mut l.gate,
+                &mut l.up,
+                &mut l.down,
+            ]
+        });
+        layers.chain([&mut self.output])
+    }
+
     /// Bytes that one decode step reads: every matrix but a separate embedding.
     pub fn bytes_per_token(&self) -> usize {
         let layer = |l: &Layer| {
@@ -236,6 +293,7 @@ impl Weights {
 
 struct Finder<'a> {
     tensors: &'a [TensorInfo],
+    layout: Layout,
     file: &'a [u8],
 }
 
@@ -264,15 +322,18 @@ impl Finder<'_> {
             dtype: t.dtype,
             cols,
             rows,
+            layout: self.layout.of(t.dtype, cols),
             start: t.offset as usize,
             len: t.bytes as usize,
+            in_file: true,
         })
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
         let m = self.matrix_of_vector(name, len)?;
         let mut out = vec![0.0; len];
-        dequantize_row(m.dtype, m.view(self.file).data(), &mut out);
+        let bytes = m.view(Store::of_file(self.file)).data();
+        dequantize_row(m.dtype, bytes, &mut out);
         if out.iter().all(|x| x.is_finite()) {
             Ok(out)
         } else {
@@ -320,8 +381,10 @@ impl Finder<'_> {
             dtype: t.dtype,
             cols: len,
             rows: 1,
+            layout: Layout::Plain,
             start: t.offset as usize,
             len: t.bytes as usize,
+            in_file: true,
         })
     }
 }

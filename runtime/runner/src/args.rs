@@ -1,10 +1,12 @@
 //! Flags of the command.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use myq_engine::repack::Repack;
 use myq_engine::{KernelChoice, Options};
-use myq_model::{CacheType, Sampling};
+use myq_model::{Activations, CacheType, Sampling};
 
 /// Runs low-bit language models on small boards.
 #[derive(Parser)]
@@ -22,7 +24,8 @@ const EXAMPLES: &str = "Examples:
   runner --model m.myq --prompt \"用一句话介绍长城。\" --n-predict 64 --threads 4
   runner --model m.gguf --raw --prompt \"Once upon a time\" --temperature 0.8 --seed 7
   runner chat --model m.myq
-  runner bench --model m.myq --json";
+  runner bench --model m.myq --json
+  runner tune --model m.myq";
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -32,6 +35,8 @@ pub(crate) enum Command {
     Chat(Chat),
     /// Measure prompt and decode speed
     Bench(Bench),
+    /// Measure the best number of threads for this machine and model, and keep it
+    Tune(Tune),
 }
 
 #[derive(Args)]
@@ -39,9 +44,20 @@ pub(crate) struct ModelArguments {
     /// Model file, .myq or .gguf
     #[arg(long, short)]
     pub(crate) model: PathBuf,
-    /// Threads that compute [default: the processors this process may use, at most 16]
+    /// Threads that compute [default: what `runner tune` measured, or two thirds of the
+    /// physical cores, big ones only, at most 16]
     #[arg(long, short)]
     threads: Option<usize>,
+    /// Microseconds that a thread without work spins before it sleeps [default: what
+    /// `runner tune` measured, or 100]
+    #[arg(long)]
+    spin: Option<u64>,
+    /// Let the system move threads between CPUs
+    #[arg(long)]
+    no_pin: bool,
+    /// Read the file again into the memory node of the threads
+    #[arg(long)]
+    renew_pages: bool,
     /// Tokens of context [default: 4096, less where model or memory hold less]
     #[arg(long, short)]
     context: Option<usize>,
@@ -51,10 +67,13 @@ pub(crate) struct ModelArguments {
     /// Tokens of a prompt that are computed together
     #[arg(long, default_value_t = 256)]
     batch: usize,
+    /// How activations are rounded before a matrix: int8, or int8x2 (about 15 bits)
+    #[arg(long, default_value = "int8")]
+    activations: String,
     /// Layers on the GPU: a number, or `auto`. This build computes on the CPU alone
     #[arg(long, default_value = "auto")]
     n_gpu_layers: String,
-    /// auto, avx2, neon, scalar, or exact (fp32 activations, slow)
+    /// auto, avx2, avx-vnni, avx512, neon, scalar, or exact (fp32 activations, slow)
     #[arg(long, default_value = "auto")]
     kernels: String,
     /// Don't read the file into memory before the first token
@@ -66,6 +85,10 @@ pub(crate) struct ModelArguments {
     /// Keep the model's pages locked in memory
     #[arg(long)]
     mlock: bool,
+    /// Copy matrices into the layout of this processor's kernels where the file has another:
+    /// auto (where memory allows), always or never. `myq relayout` spares the copy
+    #[arg(long, default_value = "auto")]
+    repack: String,
 }
 
 impl ModelArguments {
@@ -89,9 +112,20 @@ impl ModelArguments {
         })?;
         let cache = CacheType::from_name(&self.cache_type)
             .ok_or_else(|| format!("--cache-type {}: known are f16, f32", self.cache_type))?;
+        let repack = Repack::from_name(&self.repack).ok_or_else(|| {
+            format!("--repack {}: known are auto, always, never", self.repack)
+        })?;
+        let activations = Activations::from_name(&self.activations).ok_or_else(|| {
+            format!("--activations {}: known are int8, int8x2", self.activations)
+        })?;
         Ok(Options {
             cache,
+            activations,
+            repack,
             threads: self.threads,
+            spin: self.spin.map(Duration::from_micros),
+            pin: !self.no_pin,
+            renew_pages: self.renew_pages,
             context: self.context,
             batch: self.batch,
             kernels,
@@ -204,9 +238,43 @@ pub(crate) struct Bench {
     /// Tokens to decode; the first is left out
     #[arg(long, default_value_t = 128)]
     pub(crate) decode_tokens: usize,
-    /// Runs; the median counts
-    #[arg(long, default_value_t = 5)]
+    /// Runs; the median counts [default: 5, with --sweep 3]
+    #[arg(long)]
+    pub(crate) repeat: Option<usize>,
+    /// Measure 1 to --threads threads and print a table with the bottleneck of each
+    #[arg(long)]
+    pub(crate) sweep: bool,
+    /// Only measure how fast memory is read, with 1 to --threads threads
+    #[arg(long, conflicts_with_all = ["sweep", "speed_only"])]
+    pub(crate) bandwidth_only: bool,
+    /// Leave out the memory's speed and the verdict
+    #[arg(long, conflicts_with = "sweep")]
+    pub(crate) speed_only: bool,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Tune {
+    /// Model file, .myq or .gguf
+    #[arg(long, short, required_unless_present_any = ["show", "forget"])]
+    pub(crate) model: Option<PathBuf>,
+    /// As for `run`; settings are kept for each
+    #[arg(long, default_value = "auto")]
+    pub(crate) kernels: String,
+    /// Tokens decoded in a measurement; fewer where they take over 2 seconds
+    #[arg(long, default_value_t = 48)]
+    pub(crate) tokens: usize,
+    /// Measurements of each candidate; the median counts
+    #[arg(long, default_value_t = 3)]
     pub(crate) repeat: usize,
+    /// Print what is stored
+    #[arg(long, conflicts_with = "forget")]
+    pub(crate) show: bool,
+    /// Remove what is stored for the model; without --model, all
+    #[arg(long)]
+    pub(crate) forget: bool,
     /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -41,6 +41,20 @@ fn report(engine: &Engine) {
         p.buffer_bytes(c) as f64 / 1e6,
         engine.load_time().as_secs_f64() * 1e3,
     );
+    if let Some(r) = engine.repack() {
+        let mb = r.bytes as f64 / 1e6;
+        match (r.time, r.available) {
+            (Some(time), _) => eprintln!(
+                "note: repacked {mb:.0} MB for this processor in {:.1} s, which takes that memory; `myq relayout` makes a file that needs neither",
+                time.as_secs_f64()
+            ),
+            (None, Some(left)) => log::warn!(
+                "the file is not in this processor's layout, and a copy of {mb:.0} MB does not fit into the {:.0} MB that are available: decoding is slower; `myq relayout` makes a file that needs no copy",
+                left as f64 / 1e6
+            ),
+            (None, None) => log::info!("not repacked, as asked"),
+        }
+    }
     if let Some(report) = engine.prewarm().filter(|r| r.partial) {
         log::warn!(
             "the model is larger than the memory that is available; {:.0} MB of {:.0} were read ahead, and decoding will wait for the disk",

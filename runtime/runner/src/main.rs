@@ -5,6 +5,7 @@ mod bench;
 mod chat;
 mod load;
 mod run;
+mod tune;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
         Command::Run(options) => run::run(&options),
         Command::Chat(options) => chat::chat(&options),
         Command::Bench(options) => bench::bench(&options),
+        Command::Tune(options) => tune::tune(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

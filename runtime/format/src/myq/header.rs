@@ -1,9 +1,9 @@
 //! The header of a `.myq` file, as JSON and as the caller sees it.
 
+use myq_blocks::Layout;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::LAYOUTS;
 use crate::Error;
 
 /// What a `.myq` file says of its model besides the tensors.
@@ -17,7 +17,7 @@ pub struct Header {
     pub recipe: Value,
     /// Where the file comes from.
     pub provenance: Provenance,
-    /// Order of rows in the tensors: one of [`LAYOUTS`].
+    /// Order of rows in the tensors: a name of [`Layout`].
     pub layout: String,
     /// How to read the tokenizer section.
     pub tokenizer_kind: String,
@@ -35,7 +35,7 @@ impl Header {
         if !self.config.is_object() {
             return wrong("config", "is not a JSON object");
         }
-        if !LAYOUTS.contains(&self.layout.as_str()) {
+        if Layout::from_name(&self.layout).is_none() {
             return Err(Error::UnknownLayout {
                 layout: self.layout.clone(),
             });

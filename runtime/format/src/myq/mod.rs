@@ -16,7 +16,7 @@ mod write;
 
 use std::collections::HashMap;
 
-use myq_blocks::dtype::DType;
+use myq_blocks::{Layout, dtype::DType};
 
 pub use header::{Header, Provenance, Source};
 pub use write::{MyqWriter, TensorSpec, to_vec};
@@ -38,9 +38,6 @@ pub const DATA_ALIGNMENT: u64 = 4096;
 pub const PREAMBLE: u64 = 64;
 /// Longest header: some ten times that of the largest published model.
 pub const MAX_HEADER: u64 = 16 << 20;
-/// The layouts of rows this version knows.
-pub const LAYOUTS: [&str; 1] = ["plain"];
-
 /// Name of the tokenizer section in messages.
 const TOKENIZER: &str = "tokenizer";
 /// Bytes of the preamble that the checksum covers; the checksum itself follows.
@@ -86,6 +83,13 @@ impl<'a> Myq<'a> {
     /// Configuration, template, recipe, provenance, layout.
     pub fn header(&self) -> &Header {
         &self.header
+    }
+
+    /// How matrices are stored: those that the layout has no form for are plain
+    /// (`Layout::of`).
+    pub fn layout(&self) -> Layout {
+        // The header was checked.
+        Layout::from_name(&self.header.layout).unwrap_or_default()
     }
 
     /// All tensors in the order of the file.

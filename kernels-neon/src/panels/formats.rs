@@ -1,0 +1,502 @@
+//! Codes and scales of each format in panels.
+//!
+//! Pseudo-code for a group g of 32 weights, in a lane for each row:
+//!
+//! ```text
+//! superblocks   total += d · Σ x.d[g] · (scale[j] · dots[j]) − dmin · Σ x.d[g] · (min[j] · x.sums[j])
+//! others        total += scale[g] · x.d[g] · (dots − zero · x.sums) + min[g] · x.d[g] · x.sums
+//! ```
+//!
+//! Deviations:
+//!
+//! 1. Fixed offsets of codes are where the dot products start: −offset · x.sums.
+//! 2. A sum that stays within ±2^22 starts at the bits of 1.5 · 2^23 instead of zero, so that
+//!    it becomes fp32, exactly, by one subtraction: see [`float`].
+//! 3. Sub-scales of sixteen weights with codes of 2 and 3 bits meet sums of 16 bits.
+
+use myq_blocks::layout::IQ4NL_LEVELS;
+use myq_blocks::{DType, Linear};
+
+use super::lanes::Sums;
+use crate::simd::*;
+
+/// 128 activations of a column.
+#[derive(Clone, Copy)]
+pub(crate) struct Unit<'a> {
+    /// Codes.
+    pub(crate) q: &'a [i8; 128],
+    /// Scale of each group of 32.
+    pub(crate) d: float32x4_t,
+    /// Sums in four lanes, one for each group: of its sixteens 0 and 1, or of all and nothing.
+    pub(crate) sums: [int16x8_t; 2],
+    /// Sums of the groups, times their scales.
+    pub(crate) scaled: float32x4_t,
+    /// Where dot products start, in lanes as `sums`.
+    pub(crate) start: [int32x4_t; 2],
+}
+
+/// Four rows of a total: of products, and of minima.
+pub(crate) type Totals = [float32x4_t; 2];
+
+/// An integer format in panels. Lanes are four rows of a panel, the half `H`.
+pub(crate) trait Format: Copy {
+    /// Its name in files.
+    const DTYPE: DType;
+    /// Bits of the low plane.
+    const LOW: usize;
+    /// Bits of the high plane.
+    const HIGH: usize = 0;
+    /// Largest |code|, as dot products see it.
+    const MAX: i32 = (1 << (Self::LOW + Self::HIGH)) - 1;
+    /// What is taken off each code.
+    const OFFSET: i16 = 0;
+    /// Whether each sixteen weights have a scale.
+    const SIXTEENS: bool = false;
+    /// Whether dot products start at [`MAGIC`].
+    const FLOATED: bool = true;
+    /// Whether totals are multiplied at the end of a chunk: see [`Format::finish`].
+    const SUPER: bool = true;
+    /// Scales of a group.
+    type Fields: Copy;
+
+    /// Bytes of the head of a chunk of 256 weights.
+    fn head_bytes(self) -> usize {
+        myq_blocks::panels::head_bytes(Self::DTYPE, 8)
+    }
+
+    /// Scales of group `g`.
+    fn fields(self, head: &[u8], g: usize) -> Self::Fields;
+
+    /// From stored codes to factors.
+    #[inline(always)]
+    fn codes(q: uint8x16_t) -> int8x16_t {
+        vreinterpretq_s8_u8(q)
+    }
+
+    /// Adds the dot products of group `G` of a unit.
+    fn add<const G: i32, const H: usize>(
+        fields: &Self::Fields,
+        dots: Sums,
+        x: &Unit<'_>,
+        total: Totals,
+    ) -> Totals;
+
+    /// Adds a chunk's totals to the sum.
+    #[inline(always)]
+    fn finish<const H: usize>(_: &[u8], total: Totals, sum: float32x4_t) -> float32x4_t {
+        vaddq_f32(sum, total[0])
+    }
+}
+
+/// The bits of 12,582,912 = 1.5 · 2^23: added to a whole number n, −2^22 ≤ n < 2^22, they are
+/// the bits of 12,582,912 + n.
+pub(crate) const MAGIC: i32 = 0x4b40_0000;
+
+/// The whole number that was added to [`MAGIC`].
+#[inline(always)]
+fn float(n: int32x4_t) -> float32x4_t {
+    vsubq_f32(vreinterpretq_f32_s32(n), vdupq_n_f32(12_582_912.0))
+}
+
+/// Four fp16 numbers at `at`.
+#[inline(always)]
+fn halves(b: &[u8], at: usize) -> float32x4_t {
+    let b: &[u8; 8] = part(b, at);
+    vcvt_f32_f16(vreinterpret_f16_u8(vcreate_u8(u64::from_le_bytes(*b))))
+}
+
+/// The half `H` of eight numbers, widened.
+#[inline(always)]
+fn wide<const H: usize>(v: int16x8_t) -> int32x4_t {
+    if H == 0 {
+        vmovl_s16(vget_low_s16(v))
+    } else {
+        vmovl_high_s16(v)
+    }
+}
+
+/// `sum + v · s`, v four numbers that fit 16 bits and s the half `H` of eight.
+#[inline(always)]
+fn add_narrow<const H: usize>(sum: int32x4_t, v: int32x4_t, s: int16x8_t) -> int32x4_t {
+    if H == 0 {
+        vmlal_s16(sum, vmovn_s32(v), vget_low_s16(s))
+    } else {
+        let v = vreinterpretq_s16_s32(v);
+        vmlal_high_s16(sum, vuzp1q_s16(v, v), s)
+    }
+}
+
+/// `sum + m · x[G]`, m the half `H` of eight.
+#[inline(always)]
+fn add_lane<const G: i32, const H: usize>(sum: int32x4_t, m: int16x8_t, x: int16x8_t) -> int32x4_t {
+    if H == 0 {
+        vmlal_laneq_s16::<G>(sum, vget_low_s16(m), x)
+    } else {
+        vmlal_high_laneq_s16::<G>(sum, m, x)
+    }
+}
+
+/// `sum − m · x[G]`, m the half `H` of eight.
+#[inline(always)]
+fn sub_lane<const G: i32, const H: usize>(sum: int32x4_t, m: int16x8_t, x: int16x8_t) -> int32x4_t {
+    if H == 0 {
+        vmlsl_laneq_s16::<G>(sum, vget_low_s16(m), x)
+    } else {
+        vmlsl_high_laneq_s16::<G>(sum, m, x)
+    }
+}
+
+/// Field vector `k` of 8 of a whole chunk's fields of six bits (see
+/// `myq_blocks::panels::sixes`): its fields are 16k … 16k + 15.
+#[inline(always)]
+fn sixes(b: &[u8], k: usize) -> uint8x16_t {
+    let (low, high) = (bytes(b, 16 * (k % 4)), bytes(b, 64 + 16 * (k % 2)));
+    let low = if k < 4 {
+        vandq_u8(low, vdupq_n_u8(15))
+    } else {
+        vshrq_n_u8::<4>(low)
+    };
+    vbslq_u8(vdupq_n_u8(0x30), moved(high, 4 - 2 * (k as i32 / 2)), low)
+}
+
+/// Bits moved up by `by`, or down.
+#[inline(always)]
+pub(crate) fn moved(q: uint8x16_t, by: i32) -> uint8x16_t {
+    match by {
+        4 => vshlq_n_u8::<4>(q),
+        3 => vshlq_n_u8::<3>(q),
+        2 => vshlq_n_u8::<2>(q),
+        1 => vshlq_n_u8::<1>(q),
+        -1 => vshrq_n_u8::<1>(q),
+        -2 => vshrq_n_u8::<2>(q),
+        -3 => vshrq_n_u8::<3>(q),
+        -4 => vshrq_n_u8::<4>(q),
+        -5 => vshrq_n_u8::<5>(q),
+        _ => q,
+    }
+}
+
+/// The bytes 2r and 2r + 1 of eight rows r, signed.
+#[inline(always)]
+fn pairs(v: int16x8_t) -> [int16x8_t; 2] {
+    [vshrq_n_s16::<8>(vshlq_n_s16::<8>(v)), vshrq_n_s16::<8>(v)]
+}
+
+/// See [`DType::Q2K`].
+#[derive(Clone, Copy)]
+pub(crate) struct Q2K;
+
+impl Format for Q2K {
+    const DTYPE: DType = DType::Q2K;
+    const LOW: usize = 2;
+    const SIXTEENS: bool = true;
+    const FLOATED: bool = false;
+    /// Scales and minima of the sixteens 0 and 1.
+    type Fields = [[int16x8_t; 2]; 2];
+
+    #[inline(always)]
+    fn fields(self, head: &[u8], g: usize) -> Self::Fields {
+        let v = vreinterpretq_u16_u8(bytes(head, 32 + 16 * g));
+        let four = |v| vreinterpretq_s16_u16(vandq_u16(v, vdupq_n_u16(15)));
+        [
+            [four(v), four(vshrq_n_u16::<8>(v))],
+            [four(vshrq_n_u16::<4>(v)), vreinterpretq_s16_u16(vshrq_n_u16::<12>(v))],
+        ]
+    }
+
+    /// Sums: 15 · 16 · 3 · 127 · 2 and minima: 15 · 16 · 127 · 2, both below 2^22.
+    #[inline(always)]
+    fn add<const G: i32, const H: usize>(
+        [scale, min]: &Self::Fields,
+        dots: Sums,
+        x: &Unit<'_>,
+        total: Totals,
+    ) -> Totals {
+        let start = vdupq_n_s32(MAGIC);
+        let sum = add_narrow::<H>(add_narrow::<H>(start, dots[0], scale[0]), dots[1], scale[1]);
+        let minima = add_lane::<G, H>(start, min[0], x.sums[0]);
+        let minima = add_lane::<G, H>(minima, min[1], x.sums[1]);
+        [
+            vfmaq_laneq_f32::<G>(total[0], float(sum), x.d),
+            vfmaq_laneq_f32::<G>(total[1], float(minima), x.d),
+        ]
+    }
+
+    #[inline(always)]
+    fn finish<const H: usize>(head: &[u8], total: Totals, sum: float32x4_t) -> float32x4_t {
+        with_minima::<H>(head, total, sum)
+    }
+}
+
+/// `sum + d · total − dmin · minima`.
+#[inline(always)]
+fn with_minima<const H: usize>(head: &[u8], total: Totals, sum: float32x4_t) -> float32x4_t {
+    let sum = vfmaq_f32(sum, total[0], halves(head, 8 * H));
+    vfmsq_f32(sum, total[1], halves(head, 16 + 8 * H))
+}
+
+/// See [`DType::Q3K`].
+#[derive(Clone, Copy)]
+pub(crate) struct Q3K;
+
+impl Format for Q3K {
+    const DTYPE: DType = DType::Q3K;
+    const LOW: usize = 2;
+    const HIGH: usize = 1;
+    const OFFSET: i16 = 4;
+    const SIXTEENS: bool = true;
+    const FLOATED: bool = false;
+    /// Scales of the sixteens 0 and 1.
+    type Fields = [int16x8_t; 2];
+
+    #[inline(always)]
+    fn fields(self, head: &[u8], g: usize) -> Self::Fields {
+        let v = vreinterpretq_s8_u8(sixes(&head[16..], g));
+        pairs(vreinterpretq_s16_s8(vsubq_s8(v, vdupq_n_s8(32))))
+    }
+
+    /// Dot products: 16 · 4 · 127, in 16 bits; sums 32 · 16 · 4 · 127 · 2, below 2^22.
+    #[inline(always)]
+    fn add<const G: i32, const H: usize>(
+        scale: &Self::Fields,
+        dots: Sums,
+        x: &Unit<'_>,
+        total: Totals,
+    ) -> Totals {
+        let sum = add_narrow::<H>(vdupq_n_s32(MAGIC), dots[0], scale[0]);
+        let sum = add_narrow::<H>(sum, dots[1], scale[1]);
+        [vfmaq_laneq_f32::<G>(total[0], float(sum), x.d), total[1]]
+    }
+
+    #[inline(always)]
+    fn finish<const H: usize>(head: &[u8], total: Totals, sum: float32x4_t) -> float32x4_t {
+        vfmaq_f32(sum, total[0], halves(head, 8 * H))
+    }
+}
+
+/// See [`DType::Q6K`].
+#[derive(Clone, Copy)]
+pub(crate) struct Q6K;
+
+impl Format for Q6K {
+    const DTYPE: DType = DType::Q6K;
+    const LOW: usize = 4;
+    const HIGH: usize = 2;
+    const OFFSET: i16 = 32;
+    const SIXTEENS: bool = true;
+    const FLOATED: bool = false;
+    /// Scales of the sixteens 0 and 1.
+    type Fields = [int16x8_t; 2];
+
+    #[inline(always)]
+    fn fields(self, head: &[u8], g: usize) -> Self::Fields {
+        pairs(vreinterpretq_s16_u8(bytes(head, 16 + 16 * g)))
+    }
+
+    #[inline(always)]
+    fn add<const G: i32, const H: usize>(
+        scale: &Self::Fields,
+        dots: Sums,
+        x: &Unit<'_>,
+        total: Totals,
+    ) -> Totals {
+        let sum = vmulq_s32(dots[0], wide::<H>(scale[0]));
+        let sum = vcvtq_f32_s32(vmlaq_s32(sum, dots[1], wide::<H>(scale[1])));
+        [vfmaq_laneq_f32::<G>(total[0], sum, x.d), total[1]]
+    }
+
+    #[inline(always)]
+    fn finish<const H: usize>(head: &[u8], total: Totals, sum: float32x4_t) -> float32x4_t {
+        Q3K::finish::<H>(head, total, sum)
+    }
+}
+
+/// Q4_K and Q5_K, whose high plane has `HIGH` bits.
+#[derive(Clone, Copy)]
+pub(crate) struct Pair<const HIGH: usize>;
+/// See [`DType::Q4K`].
+pub(crate) type Q4K = Pair<0>;
+/// See [`DType::Q5K`].
+pub(crate) type Q5K = Pair<1>;
+
+impl<const HIGH: usize> Format for Pair<HIGH> {
+    const DTYPE: DType = if HIGH == 0 { DType::Q4K } else { DType::Q5K };
+    const LOW: usize = 4;
+    const HIGH: usize = HIGH;
+    const FLOATED: bool = false;
+    /// Scale and minimum.
+    type Fields = [int16x8_t; 2];
+
+    #[inline(always)]
+    fn fields(self, head: &[u8], g: usize) -> Self::Fields {
+        // A vector of fields serves two groups; scales are in 0..4, minima in 4..8.
+        [g / 2, 4 + g / 2].map(|k| {
+            let v = sixes(&head[32..], k);
+            vreinterpretq_s16_u16(if g % 2 == 0 {
+                vmovl_u8(vget_low_u8(v))
+            } else {
+                vmovl_high_u8(v)
+            })
+        })
+    }
+
+    /// Sums: 63 · 32 · 15 · 127 = 3,840,480, below 2^22; those of five bits are above.
+    #[inline(always)]
+    fn add<const G: i32, const H: usize>(
+        [scale, min]: &Self::Fields,
+        dots: Sums,
+        x: &Unit<'_>,
+        total: Totals,
+    ) -> Totals {
+        let (start, scale) = (vdupq_n_s32(MAGIC), wide::<H>(*scale));
+        let sum = if HIGH == 0 {
+            float(vmlaq_s32(start, dots[0], scale))
+        } else {
+            vcvtq_f32_s32(vmulq_s32(dots[0], scale))
+        };
+        let minima = float(add_lane::<G, H>(start, *min, x.sums[0]));
+        [
+            vfmaq_laneq_f32::<G>(total[0], sum, x.d),
+            vfmaq_laneq_f32::<G>(total[1], minima, x.d),
+        ]
+    }
+
+    #[inline(always)]
+    fn finish<const H: usize>(head: &[u8], total: Totals, sum: float32x4_t) -> float32x4_t {
+        with_minima::<H>(head, total, sum)
+    }
+}
+
+/// See [`DType::Tq2_0`]. Products and additions are not fused and in the reference's order:
+/// results equal the scalar kernel's to the bit.
+#[derive(Clone, Copy)]
+pub(crate) struct Tq2_0;
+
+impl Format for Tq2_0 {
+    const DTYPE: DType = DType::Tq2_0;
+    const LOW: usize = 2;
+    const OFFSET: i16 = 1;
+    type Fields = ();
+
+    #[inline(always)]
+    fn fields(self, _: &[u8], _: usize) {}
+
+    #[inline(always)]
+    fn add<const G: i32, const H: usize>(
+        _: &(),
+        dots: Sums,
+        x: &Unit<'_>,
+        total: Totals,
+    ) -> Totals {
+        [
+            vaddq_f32(total[0], vmulq_laneq_f32::<G>(float(dots[0]), x.d)),
+            total[1],
+        ]
+    }
+
+    #[inline(always)]
+    fn finish<const H: usize>(head: &[u8], total: Totals, sum: float32x4_t) -> float32x4_t {
+        vaddq_f32(sum, vmulq_f32(halves(head, 8 * H), total[0]))
+    }
+}
+
+/// A format of 32 weights with one scale, or with scale and minimum.
+macro_rules! flat {
+    ($name:ident $low:literal $high:literal offset $offset:literal minimum $minimum:literal { $($more:tt)* }) => {
+        #[doc = concat!("See [`DType::", stringify!($name), "`].")]
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name;
+
+        impl Format for $name {
+            const DTYPE: DType = DType::$name;
+            const LOW: usize = $low;
+            const HIGH: usize = $high;
+            const OFFSET: i16 = $offset;
+            const SUPER: bool = false;
+            $($more)*
+            /// Scales and minima of both halves.
+            type Fields = [[float32x4_t; 2]; 2];
+
+            #[inline(always)]
+            fn fields(self, head: &[u8], g: usize) -> Self::Fields {
+                let two = |at: usize| [halves(head, at), halves(head, at + 8)];
+                // Without minima these are scales, and unused.
+                [two(16 * g), two(if $minimum { 128 + 16 * g } else { 16 * g })]
+            }
+
+            #[inline(always)]
+            fn add<const G: i32, const H: usize>(
+                [scale, min]: &Self::Fields,
+                dots: Sums,
+                x: &Unit<'_>,
+                mut total: Totals,
+            ) -> Totals {
+                let factor = vmulq_laneq_f32::<G>(scale[H], x.d);
+                total[0] = vfmaq_f32(total[0], float(dots[0]), factor);
+                if $minimum {
+                    total[0] = vfmaq_laneq_f32::<G>(total[0], min[H], x.scaled);
+                }
+                total
+            }
+        }
+    };
+}
+
+flat!(Q4_0 4 0 offset 8 minimum false {});
+flat!(Q4_1 4 0 offset 0 minimum true {});
+flat!(Q5_0 4 1 offset 16 minimum false {});
+flat!(Q5_1 4 1 offset 0 minimum true {});
+flat!(Q8_0 8 0 offset 0 minimum false {
+    const MAX: i32 = 128;
+});
+flat!(Iq4Nl 4 0 offset 0 minimum false {
+    const MAX: i32 = 127;
+
+    #[inline(always)]
+    fn codes(q: uint8x16_t) -> int8x16_t {
+        vqtbl1q_s8(load_s8(&IQ4NL_LEVELS), q)
+    }
+});
+
+/// A linear format of `LOW + HIGH` bits.
+#[derive(Clone, Copy)]
+pub(crate) struct Dense<const LOW: usize, const HIGH: usize>(pub(crate) Linear);
+
+impl<const LOW: usize, const HIGH: usize> Format for Dense<LOW, HIGH> {
+    // Names no group length; `head_bytes` does.
+    const DTYPE: DType = DType::F32;
+    const LOW: usize = LOW;
+    const HIGH: usize = HIGH;
+    const SUPER: bool = false;
+    /// Scales of both halves, and zero-points.
+    type Fields = ([float32x4_t; 2], int16x8_t);
+
+    fn head_bytes(self) -> usize {
+        myq_blocks::panels::head_bytes(DType::Linear(self.0), 8)
+    }
+
+    #[inline(always)]
+    fn fields(self, head: &[u8], g: usize) -> Self::Fields {
+        let (s, count) = (32 * g / self.0.group(), 256 / self.0.group());
+        let scale = [halves(head, 16 * s), halves(head, 16 * s + 8)];
+        let zero = if self.0.asymmetric() {
+            u64::from_le_bytes(*part(head, 16 * count + 8 * s))
+        } else {
+            0x0101_0101_0101_0101 << (LOW + HIGH - 1)
+        };
+        (scale, vreinterpretq_s16_u16(vmovl_u8(vcreate_u8(zero))))
+    }
+
+    /// Sums: 32 · 63 · 127 + 255 · 32 · 127, below 2^22.
+    #[inline(always)]
+    fn add<const G: i32, const H: usize>(
+        (scale, zero): &Self::Fields,
+        dots: Sums,
+        x: &Unit<'_>,
+        total: Totals,
+    ) -> Totals {
+        let sum = float(sub_lane::<G, H>(dots[0], *zero, x.sums[0]));
+        let factor = vmulq_laneq_f32::<G>(scale[H], x.d);
+        [vfmaq_f32(total[0], sum, factor), total[1]]
+    }
+}

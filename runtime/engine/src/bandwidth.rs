@@ -1,0 +1,306 @@
+//! How fast this machine reads memory: the ceiling of decoding.
+//!
+//! A decode step reads every weight once, so bytes a second of a plain sequential read is what
+//! it can reach at best. [`measure`] reads a buffer with 1 to n threads, each its own contiguous
+//! part, in one stream and in four at once, and keeps the best pass: a pass can only be slowed
+//! from outside, not sped up. On some processors one stream does not keep enough reads in flight,
+//! and four are up to twice as fast; a matrix read row by row is one stream.
+
+use std::hint::black_box;
+use std::path::Path;
+use std::sync::Barrier;
+use std::sync::atomic::{
+    AtomicU8,
+    Ordering::{Acquire, Release},
+};
+use std::time::{Duration, Instant};
+
+use crate::EngineError;
+use crate::memory;
+
+/// Reading speed at one number of threads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reading {
+    /// Threads that read at the same time.
+    pub threads: usize,
+    /// Bytes of the buffer that they share.
+    pub buffer_bytes: usize,
+    /// Bytes read a second, all threads together, in the best pass: each thread in one stream
+    /// or in four, whichever is faster.
+    pub bytes_per_second: f64,
+    /// The same with one stream only.
+    pub one_stream: f64,
+}
+
+/// Time for all of one [`measure`], the filling of the buffer left out.
+const TIME: Duration = Duration::from_millis(800);
+/// A pass reads at least this much, so that starting it is under a percent of it.
+const PASS_BYTES: usize = 64 << 20;
+const MIB: usize = 1 << 20;
+
+/// Bytes of the largest cache of the first processor; `None` where the system does not say, as
+/// on many boards.
+pub fn last_level_cache() -> Option<usize> {
+    largest_cache(Path::new("/sys/devices/system/cpu/cpu0/cache"))
+}
+
+fn largest_cache(folder: &Path) -> Option<usize> {
+    let size = |entry: std::io::Result<std::fs::DirEntry>| {
+        let text = std::fs::read_to_string(entry.ok()?.path().join("size")).ok()?;
+        cache_size(text.trim())
+    };
+    std::fs::read_dir(folder).ok()?.filter_map(size).max()
+}
+
+/// `512K`, `32M` or a number of bytes.
+fn cache_size(text: &str) -> Option<usize> {
+    let (digits, unit) = match text.strip_suffix('K') {
+        Some(digits) => (digits, 1 << 10),
+        None => text.strip_suffix('M').map_or((text, 1), |d| (d, MIB)),
+    };
+    digits.parse::<usize>().ok()?.checked_mul(unit)
+}
+
+/// Bytes of a buffer that no cache holds: twice the last level, at least 64 MiB, at most 1 GiB
+/// and an eighth of the available memory.
+pub fn memory_buffer() -> usize {
+    buffer_for(last_level_cache(), memory::available())
+}
+
+fn buffer_for(cache: Option<usize>, available: Option<u64>) -> usize {
+    let room = available.map_or(usize::MAX, |a| (a / 8) as usize);
+    let wanted = cache.unwrap_or(0).saturating_mul(2);
+    wanted.clamp(64 * MIB, 1024 * MIB).min(room).max(MIB)
+}
+
+/// Numbers of threads worth a measurement: all up to eight, then doubled, and `threads` itself.
+pub fn thread_counts(threads: usize) -> Vec<usize> {
+    let mut counts: Vec<usize> = (1..=threads.min(8)).collect();
+    counts.extend((4..usize::BITS).map(|b| 1 << b).filter(|&n| n < threads));
+    if counts.last() != Some(&threads) && threads > 0 {
+        counts.push(threads);
+    }
+    counts
+}
+
+/// Reads a buffer of `bytes` with each number of threads; under a second in all, and a few
+/// tenths more to fill a large buffer. `progress` hears of the measurements done and their
+/// number.
+///
+/// # Errors
+/// [`EngineError::Setting`] where the memory or the threads are not to be had.
+pub fn measure(
+    bytes: usize,
+    threads: &[usize],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Vec<Reading>, EngineError> {
+    let words = filled(bytes / size_of::<u64>())?;
+    let time = TIME / (2 * threads.len().max(1)) as u32;
+    let total = threads.len() as u64;
+    let mut readings = Vec::with_capacity(threads.len());
+    for (i, &threads) in threads.iter().enumerate() {
+        progress(i as u64, total);
+        let one_stream = rate(&words, threads.max(1), time, one_stream)?;
+        let four_streams = rate(&words, threads.max(1), time, four_streams)?;
+        readings.push(Reading {
+            threads,
+            buffer_bytes: size_of_val(&words[..]),
+            bytes_per_second: one_stream.max(four_streams),
+            one_stream,
+        });
+    }
+    progress(total, total);
+    Ok(readings)
+}
+
+/// A buffer whose pages are all there. The values are not zero: untouched pages would all be
+/// one page of zeros, and reading them would measure the first cache.
+fn filled(words: usize) -> Result<Vec<u64>, EngineError> {
+    let mut buffer: Vec<u64> = Vec::new();
+    buffer.try_reserve_exact(words.max(64)).map_err(|_| {
+        EngineError::Setting(format!(
+            "no memory for a buffer of {} MB to measure bandwidth with; close other programs",
+            words * size_of::<u64>() / 1_000_000
+        ))
+    })?;
+    buffer.resize(words.max(64), 0x0123_4567_89ab_cdef);
+    Ok(buffer)
+}
+
+/// Bytes a second of the best pass within `time`, and of at least two.
+fn rate(
+    words: &[u64],
+    threads: usize,
+    time: Duration,
+    read: fn(&[u64]) -> u64,
+) -> Result<f64, EngineError> {
+    let repeats = PASS_BYTES.div_ceil(size_of_val(words));
+    let test = &Test {
+        gate: Barrier::new(threads),
+        state: AtomicU8::new(WAIT),
+        start: Instant::now(),
+        time,
+    };
+    let passes: Vec<Vec<Span>> = std::thread::scope(|scope| {
+        let part = |i: usize| &words[i * words.len() / threads..(i + 1) * words.len() / threads];
+        let work = move |i: usize| {
+            move || test.passes(i == 0, || (0..repeats).for_each(|_| once(read, part(i))))
+        };
+        let mut workers = Vec::with_capacity(threads);
+        for i in 1..threads {
+            match std::thread::Builder::new().spawn_scoped(scope, work(i)) {
+                Ok(worker) => workers.push(worker),
+                Err(error) => {
+                    test.state.store(STOP, Release);
+                    return Err(EngineError::Threads(threads, error));
+                }
+            }
+        }
+        test.state.store(GO, Release);
+        let mut passes = vec![work(0)()];
+        passes.extend(workers.into_iter().filter_map(|w| w.join().ok()));
+        Ok(passes)
+    })?;
+    let bytes = (size_of_val(words) * repeats) as f64;
+    let pass = |n: usize| {
+        let spans = || passes.iter().filter_map(|p| p.get(n));
+        let begin = spans().map(|s| s.0).min().unwrap_or_default();
+        let end = spans().map(|s| s.1).max().unwrap_or_default();
+        bytes / (end - begin).as_secs_f64().max(1e-9)
+    };
+    Ok((0..passes[0].len()).map(pass).fold(0.0, f64::max))
+}
+
+fn once(read: fn(&[u64]) -> u64, part: &[u64]) {
+    black_box(read(black_box(part)));
+}
+
+/// Begin and end of a thread's part of a pass.
+type Span = (Duration, Duration);
+
+const WAIT: u8 = 0;
+const GO: u8 = 1;
+const STOP: u8 = 2;
+
+/// What the threads of one measurement share.
+struct Test {
+    gate: Barrier,
+    state: AtomicU8,
+    start: Instant,
+    time: Duration,
+}
+
+impl Test {
+    /// Repeats `pass` together with the other threads until the first one ends it.
+    fn passes(&self, first: bool, pass: impl Fn()) -> Vec<Span> {
+        // Not at the gate, which would never open if the system gave fewer threads.
+        while self.state.load(Acquire) == WAIT {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        let mut spans = Vec::new();
+        if self.state.load(Acquire) == STOP {
+            return spans;
+        }
+        loop {
+            self.gate.wait();
+            let begin = self.start.elapsed();
+            pass();
+            spans.push((begin, self.start.elapsed()));
+            if first && spans.len() >= 2 && self.start.elapsed() >= self.time {
+                self.state.store(STOP, Release);
+            }
+            // All threads see the first one's decision behind this.
+            self.gate.wait();
+            if self.state.load(Acquire) == STOP {
+                return spans;
+            }
+        }
+    }
+}
+
+/// Adds words up with independent sums, which the compiler turns into wide loads.
+fn one_stream(words: &[u64]) -> u64 {
+    let mut sums = [0u64; 16];
+    for chunk in words.chunks_exact(16) {
+        add(&mut sums, chunk);
+    }
+    sums.iter().fold(0, |a, s| a.wrapping_add(*s))
+}
+
+/// The same from four places at once. Up to four words at the end are left out.
+fn four_streams(words: &[u64]) -> u64 {
+    let quarter = words.len() / 4;
+    let part = |i: usize| words[i * quarter..(i + 1) * quarter].chunks_exact(8);
+    let mut sums = [[0u64; 8]; 4];
+    for (((a, b), c), d) in part(0).zip(part(1)).zip(part(2)).zip(part(3)) {
+        for (sums, chunk) in sums.iter_mut().zip([a, b, c, d]) {
+            add(sums, chunk);
+        }
+    }
+    sums.iter().flatten().fold(0, |a, s| a.wrapping_add(*s))
+}
+
+#[inline(always)]
+fn add(sums: &mut [u64], words: &[u64]) {
+    for (sum, word) in sums.iter_mut().zip(words) {
+        *sum = sum.wrapping_add(*word);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_caches_as_the_system_writes_them() {
+        assert_eq!(cache_size("48K"), Some(48 << 10));
+        assert_eq!(cache_size("491520K"), Some(480 * MIB));
+        assert_eq!(cache_size("32M"), Some(32 * MIB));
+        assert_eq!(cache_size("4096"), Some(4096));
+        assert_eq!(cache_size(""), None);
+        assert_eq!(cache_size("unknown"), None);
+    }
+
+    #[test]
+    fn the_buffer_is_larger_than_the_cache_and_leaves_memory() {
+        let gib = 1u64 << 30;
+        assert_eq!(buffer_for(None, None), 64 * MIB);
+        assert_eq!(buffer_for(Some(4 * MIB), Some(8 * gib)), 64 * MIB);
+        assert_eq!(buffer_for(Some(48 * MIB), Some(8 * gib)), 96 * MIB);
+        assert_eq!(buffer_for(Some(4096 * MIB), Some(64 * gib)), 1024 * MIB);
+        assert_eq!(buffer_for(Some(480 * MIB), Some(gib)), 128 * MIB);
+        assert_eq!(buffer_for(None, Some(0)), MIB);
+    }
+
+    #[test]
+    fn thread_counts_end_with_the_one_asked_for() {
+        assert_eq!(thread_counts(1), [1]);
+        assert_eq!(thread_counts(3), [1, 2, 3]);
+        assert_eq!(thread_counts(8), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(thread_counts(20), [1, 2, 3, 4, 5, 6, 7, 8, 16, 20]);
+        assert_eq!(thread_counts(16).last_chunk(), Some(&[8, 16]));
+    }
+
+    /// Both read every word, so that a pass is worth the bytes it is counted with.
+    #[test]
+    fn every_word_is_read() {
+        let words: Vec<u64> = (0..1024).collect();
+        assert_eq!(one_stream(&words), 1023 * 512);
+        assert_eq!(four_streams(&words), 1023 * 512);
+    }
+
+    #[test]
+    fn each_number_of_threads_gives_a_speed() {
+        let mut seen = Vec::new();
+        let readings = measure(100_000, &[1, 3], &mut |done, of| seen.push((done, of)))
+            .expect("memory and threads");
+        assert_eq!(seen, [(0, 2), (1, 2), (2, 2)]);
+        assert_eq!(readings.len(), 2);
+        for (reading, threads) in readings.iter().zip([1, 3]) {
+            assert_eq!(reading.threads, threads);
+            assert_eq!(reading.buffer_bytes, 100_000);
+            assert!(reading.one_stream > 0.0);
+            assert!(reading.bytes_per_second >= reading.one_stream);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Matrix products: activations to 8 bits, rows split over the pool.
+//!
+//! With two planes the rounding error of the first 8-bit column becomes a second one, with
+//! scales of its own, and the products of both are added: about 15 bits for each activation,
+//! in one pass over the weights.
+
+use std::sync::Mutex;
+
+use myq_blocks::{ActBuffer, Column, Kernels, MAX_COLUMNS, Rows};
+use myq_model::state::{PARTIAL_COLUMNS, PARTIAL_ROWS};
+use myq_model::weights::{Matrix, Store};
+
+use crate::cpu::Disjoint;
+use crate::pool::Pool;
+
+/// Rows of a matrix that one task multiplies at least, and a multiple of which it multiplies:
+/// smaller pieces cost more in hand-out than they gain in balance, and panels are not cut.
+const MIN_ROWS: usize = 16;
+/// Bytes of weights in a task that is worth handing out.
+const TASK_BYTES: usize = 32 << 10;
+/// Fewer columns than this are quantised by the caller alone.
+const SHARED_COLUMNS: usize = 4;
+
+/// The input of matrices, and room for its 8-bit form.
+pub(crate) struct Input<'a> {
+    /// Tokens × cols.
+    pub(crate) x: &'a [f32],
+    pub(crate) cols: usize,
+    /// 8-bit columns of a token: 1 or 2.
+    pub(crate) planes: usize,
+    pub(crate) codes: &'a mut ActBuffer,
+    /// Threads × the longest column.
+    pub(crate) residual: &'a mut [f32],
+    /// Threads × `PARTIAL_COLUMNS` × `PARTIAL_ROWS`.
+    pub(crate) partial: &'a mut [f32],
+}
+
+/// A matrix and where its product goes: tokens × rows.
+pub(crate) struct Job<'a> {
+    matrix: Option<Matrix>,
+    out: Disjoint<'a>,
+}
+
+impl<'a> Job<'a> {
+    pub(crate) const NONE: Job<'static> = Job {
+        matrix: None,
+        out: Disjoint::EMPTY,
+    };
+
+    pub(crate) fn new(matrix: &Matrix, out: &'a mut [f32]) -> Job<'a> {
+        Job {
+            matrix: Some(*matrix),
+            out: Disjoint::new(out),
+        }
+    }
+}
+
+impl Input<'_> {
+    /// Multiplies every token by the matrices of the jobs, at most three.
+    pub(crate) fn multiply<K: Kernels>(
+        &mut self,
+        k: K,
+        store: Store<'_>,
+        pool: &mut Pool,
+        jobs: &[Job<'_>],
+    ) {
+        let matrices = || jobs.iter().filter_map(|j| j.matrix.map(|m| (m, &j.out)));
+        if matrices().any(|(m, _)| k.wants_codes(m.dtype)) {
+            self.quantize(k, pool);
+        }
+        // Rows per task, and the number of the first task of each matrix.
+        let mut tasks = [(0usize, 0usize); 3];
+        let mut total = 0;
+        for ((m, _), t) in matrices().zip(&mut tasks) {
+            let rows = rows_of_task(&m, pool.threads());
+            *t = (rows, total);
+            total += m.rows.div_ceil(rows);
+        }
+        let partial = Disjoint::new(self.partial);
+        let (codes, x, cols, planes) = (&*self.codes, self.x, self.cols, self.planes);
+        pool.run(total, &|task, thread| {
+            for ((m, out), &(rows, first)) in matrices().zip(&tasks) {
+                let start = (task - first) * rows;
+                if start >= m.rows {
+                    continue;
+                }
+                let product = Product {
+                    w: m.view(store).slice(start..m.rows.min(start + rows)),
+                    out,
+                    first: start,
+                    stride: m.rows,
+                    codes,
+                    x,
+                    cols,
+                };
+                return if planes == 1 || !k.wants_codes(m.dtype) {
+                    product.one_plane(k, planes);
+                } else {
+                    let size = PARTIAL_COLUMNS * PARTIAL_ROWS;
+                    // SAFETY: each thread has a part of its own.
+                    product.two_planes(k, unsafe { partial.part(thread * size, size) });
+                };
+            }
+        });
+    }
+
+    /// The 8-bit form of every token.
+    fn quantize<K: Kernels>(&mut self, k: K, pool: &mut Pool) {
+        let (cols, planes) = (self.cols, self.planes);
+        let tokens = self.x.len() / cols;
+        let longest = self.residual.len() / pool.threads();
+        let residual = Disjoint::new(self.residual);
+        let columns = Mutex::new((self.x.chunks(cols), self.codes.columns_mut(cols)));
+        let token = |_: usize, thread: usize| {
+            // A lock allocates nothing, and is short beside a column.
+            let next = columns.lock().ok().and_then(|mut c| {
+                let (x, first) = (c.0.next()?, c.1.next()?);
+                let second = if planes == 2 { c.1.next() } else { None };
+                Some((x, first, second))
+            });
+            let Some((x, mut codes, second)) = next else {
+                return;
+            };
+            k.quantize(x, codes.reborrow());
+            if let Some(second) = second {
+                // SAFETY: each thread has a part of its own.
+                let rest = unsafe { residual.part(thread * longest, cols) };
+                codes.residual(x, rest);
+                k.quantize(rest, second);
+            }
+        };
+        if tokens < SHARED_COLUMNS {
+            (0..tokens).for_each(|t| token(t, 0));
+        } else {
+            pool.run(tokens, &token);
+        }
+    }
+}
+
+/// Rows of one task: at least `TASK_BYTES` of weights, and a few tasks for each thread.
+fn rows_of_task(m: &Matrix, threads: usize) -> usize {
+    let fair = m.rows.div_ceil(threads * 4);
+    let rows = TASK_BYTES.div_ceil(m.bytes() / m.rows).min(fair).max(1);
+    rows.next_multiple_of(MIN_ROWS).min(PARTIAL_ROWS)
+}
+
+/// Some rows of a matrix times every token.
+struct Product<'a> {
+    w: Rows<'a>,
+    out: &'a Disjoint<'a>,
+    /// Number of the first row, and of all rows: where a token's values go.
+    first: usize,
+    stride: usize,
+    codes: &'a ActBuffer,
+    x: &'a [f32],
+    cols: usize,
+}
+
+impl Product<'_> {
+    fn tokens(&self) -> usize {
+        self.x.len() / self.cols
+    }
+
+    /// Column `plane` of a token.
+    fn column(&self, token: usize, plane: usize, planes: usize) -> Column<'_> {
+        let x = &self.x[token * self.cols..(token + 1) * self.cols];
+        self.codes.column(token * planes + plane, x)
+    }
+
+    /// Where the values of a token go.
+    ///
+    /// # Safety
+    /// The caller holds no other reference to them.
+    #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
+    unsafe fn values(&self, token: usize) -> &mut [f32] {
+        // SAFETY: these rows belong to this task alone; the rest is the caller's promise.
+        unsafe {
+            self.out
+                .part(token * self.stride + self.first, self.w.rows())
+        }
+    }
+
+    /// The first plane alone, [`MAX_COLUMNS`] tokens at a time.
+    fn one_plane<K: Kernels>(&self, k: K, planes: usize) {
+        if self.tokens() == 1 {
+            // SAFETY: the only reference.
+            return k.matmul(
+                self.w,
+                &[self.column(0, 0, planes)],
+                &mut [unsafe { self.values(0) }],
+            );
+        }
+        for token in (0..self.tokens()).step_by(MAX_COLUMNS) {
+            let n = MAX_COLUMNS.min(self.tokens() - token);
+            let mut columns = [Column::EMPTY; MAX_COLUMNS];
+            let mut out: [&mut [f32]; MAX_COLUMNS] = std::array::from_fn(|_| Default::default());
+            for i in 0..n {
+                columns[i] = self.column(token + i, 0, planes);
+                // SAFETY: one reference for each token.
+                out[i] = unsafe { self.values(token + i) };
+            }
+            k.matmul(self.w, &columns[..n], &mut out[..n]);
+        }
+    }
+
+    /// Both planes of a token side by side; the second goes to `partial` and is added.
+    fn two_planes<K: Kernels>(&self, k: K, partial: &mut [f32]) {
+        for token in (0..self.tokens()).step_by(PARTIAL_COLUMNS) {
+            let n = PARTIAL_COLUMNS.min(self.tokens() - token);
+            let mut columns = [Column::EMPTY; MAX_COLUMNS];
+            let mut out: [&mut [f32]; MAX_COLUMNS] = std::array::from_fn(|_| Default::default());
+            let parts = partial.chunks_exact_mut(PARTIAL_ROWS);
+            for (i, part) in parts.enumerate().take(n) {
+                columns[2 * i] = self.column(token + i, 0, 2);
+                columns[2 * i + 1] = self.column(token + i, 1, 2);
+                // SAFETY: one reference for each token.
+                out[2 * i] = unsafe { self.values(token + i) };
+                out[2 * i + 1] = &mut part[..self.w.rows()];
+            }
+            k.matmul(self.w, &columns[..2 * n], &mut out[..2 * n]);
+            for [a, b] in out.as_chunks_mut::<2>().0.iter_mut().take(n) {
+                a.iter_mut().zip(b.iter()).for_each(|(a, b)| *a += b);
+            }
+        }
+    }
+}
