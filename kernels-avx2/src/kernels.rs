@@ -2,7 +2,7 @@
 
 use crate::Level;
 use crate::dense::Dense;
-use crate::{flat, float, kquants, panels, quantize, rows, ternary, vector};
+use crate::{attention, flat, float, kquants, panels, quantize, rows, ternary, vector};
 use myq_blocks::panels::PANEL;
 use myq_blocks::{Column, ColumnMut, DType, Kernels, Layout, MAX_COLUMNS, Rows, f16};
 
@@ -112,5 +112,33 @@ impl Kernels for Avx2 {
     fn to_f16(self, x: &[f32], out: &mut [f16]) {
         // SAFETY: `self` was made by `with`, which found the instructions.
         unsafe { vector::to_f16(x, out) }
+    }
+
+    fn to_f32(self, x: &[f16], out: &mut [f32]) {
+        // SAFETY: `self` was made by `with`, which found the instructions.
+        unsafe { attention::to_f32(x, out) }
+    }
+
+    fn transpose(self, keys: &[f16], dim: usize, out: &mut [f32]) {
+        // SAFETY: `self` was made by `with`, which found the instructions.
+        unsafe { attention::transpose(keys, dim, out) }
+    }
+
+    fn product(self, a: &[f32], b: &[f32], inner: usize, out: &mut [f32]) {
+        attention::product(self.level, a, b, inner, out);
+    }
+
+    fn exp_block(self, x: &mut [f32], max: f32) -> (f32, f32) {
+        // SAFETY: `self` was made by `with`, which found the instructions.
+        unsafe { vector::exp_block(x, max) }
+    }
+
+    fn score_group(self, q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
+        // SAFETY: `self` was made by `with`, which found the instructions.
+        unsafe { attention::score_group(q, keys, dim, out) }
+    }
+
+    fn mix_group(self, p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
+        attention::mix_group(self.level, p, values, dim, out);
     }
 }

@@ -8,6 +8,8 @@
 //! On other architectures the type exists, has no values, and `new` returns `None`.
 
 #[cfg(target_arch = "x86_64")]
+mod attention;
+#[cfg(target_arch = "x86_64")]
 mod dense;
 #[cfg(target_arch = "x86_64")]
 mod flat;
@@ -19,6 +21,8 @@ mod format;
 mod kernels;
 #[cfg(target_arch = "x86_64")]
 mod kquants;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod panels;
 #[cfg(target_arch = "x86_64")]

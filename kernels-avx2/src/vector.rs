@@ -119,9 +119,7 @@ pub(crate) fn softmax(x: &mut [f32]) {
     for v in eights.iter() {
         max = _mm256_max_ps(max, load_f32(v, 0));
     }
-    let m = _mm_max_ps(_mm256_castps256_ps128(max), _mm256_extractf128_ps::<1>(max));
-    let m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    let max = _mm256_set1_ps(_mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m))));
+    let max = _mm256_set1_ps(largest(max));
     let mut total = _mm256_setzero_ps();
     for v in eights.iter_mut().chain([&mut last]) {
         let e = exp(_mm256_sub_ps(load_f32(v, 0), max));
@@ -133,6 +131,40 @@ pub(crate) fn softmax(x: &mut [f32]) {
     for v in x {
         *v *= inverse;
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn largest(v: __m256) -> f32 {
+    let m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+    let m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)))
+}
+
+/// See `Kernels::exp_block`.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn exp_block(x: &mut [f32], max: f32) -> (f32, f32) {
+    let (eights, rest) = x.as_chunks_mut::<8>();
+    let mut last = padded(rest, f32::NEG_INFINITY);
+    let mut most = _mm256_max_ps(_mm256_set1_ps(max), load_f32(&last, 0));
+    for v in eights.iter() {
+        most = _mm256_max_ps(most, load_f32(v, 0));
+    }
+    let max = largest(most);
+    let most = _mm256_set1_ps(max);
+    let mut total = _mm256_setzero_ps();
+    for v in eights.iter_mut() {
+        let e = exp(_mm256_sub_ps(load_f32(v, 0), most));
+        total = _mm256_add_ps(total, e);
+        store_f32(v, 0, e);
+    }
+    if !rest.is_empty() {
+        let e = exp(_mm256_sub_ps(load_f32(&last, 0), most));
+        total = _mm256_add_ps(total, e);
+        store_f32(&mut last, 0, e);
+        rest.copy_from_slice(&last[..rest.len()]);
+    }
+    (max, sum(total))
 }
 
 /// Eight fp16 numbers from `at` on.

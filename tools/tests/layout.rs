@@ -107,55 +107,55 @@ fn quantising_again_copies_from_either_layout() {
     assert_eq!(verify::digests(&four), verify::digests(&imported));
 }
 
+/// Scale `j` of a plain Q3_K row of 288 weights: of its whole block, or of the tail of 32.
+fn plain_scale(row: &[u8], whole: bool, j: usize) -> u8 {
+    if whole {
+        let s = &row[96..108];
+        (s[j % 8] >> (4 * (j / 8)) & 15) | (s[8 + j % 4] >> (2 * (j / 4)) & 3) << 4
+    } else {
+        // A stream of 6-bit fields behind 12 bytes of codes.
+        let s = u16::from_le_bytes([row[122], row[123]]);
+        (s >> (6 * j) & 63) as u8
+    }
+}
+
+/// Code `n` of the same parts.
+fn plain_code(row: &[u8], whole: bool, n: usize) -> u8 {
+    if whole {
+        let low = row[32 + 32 * (n / 128) + n % 32] >> (2 * (n % 128 / 32)) & 3;
+        low | (row[n % 32] >> (n / 32) & 1) << 2
+    } else {
+        let low = row[114 + n % 8] >> (2 * (n / 8)) & 3;
+        low | (row[110 + n / 8] >> (n % 8) & 1) << 2
+    }
+}
+
 /// The formulas of docs/format.md, written out for three bits and a last chunk of one group.
 #[test]
 fn the_bytes_are_as_documented() {
     let (cols, chunk) = (288, 8 * 110);
     let bytes = DType::Q3K.row_bytes(cols).expect("a row");
-    // Any bytes are a row of codes and scales; the half-precision scales are looked at too.
+    // Any bytes are codes and scales.
     let rows: Vec<u8> = (0..8 * bytes).map(|i| (i * 131 % 251) as u8).collect();
     let mut panel = vec![0; 8 * bytes];
     panels::pack(DType::Q3K, cols, &rows, &mut panel);
-    for r in 0..8 {
-        let row = &rows[r * bytes..][..bytes];
-        let tail = &row[110..];
-        for (part, d, groups) in [(0, 108, 8), (chunk, 110 + 4 + 8 + 2, 1)] {
-            let c = &panel[part..];
+    for (part, d, groups) in [(0, 108, 8), (chunk, 124, 1usize)] {
+        let (c, whole) = (&panel[part..], part == 0);
+        let (half, high) = (8 * groups, 8 * groups.div_ceil(2));
+        let (sixes, planes) = c[16..].split_at(half + high);
+        for (r, row) in rows.chunks_exact(bytes).enumerate() {
             assert_eq!(c[2 * r..2 * r + 2], row[d..d + 2], "d of row {r}");
-            let (half, high) = (8 * groups, 8usize * groups.div_ceil(2));
-            let sixes = &c[16..16 + half + high];
-            let planes = &c[16 + half + high..];
-            for g in 0..groups {
-                for h in 0..2 {
-                    let i = 16 * g + 2 * r + h;
-                    let low = sixes[i % half] >> if i < half { 0 } else { 4 } & 15;
-                    let scale = low & 15 | (sixes[half + i % high] >> (2 * (i / high)) & 3) << 4;
-                    // A whole block has nibbles of scales j and j + 8, the tail a bit stream.
-                    let j = 2 * g + h;
-                    let expected = if part == 0 {
-                        let s = &row[96..108];
-                        s[j % 8] >> (4 * (j / 8)) & 15 | (s[8 + j % 4] >> (2 * (j / 4)) & 3) << 4
-                    } else {
-                        let s = u16::from_le_bytes([tail[12], tail[13]]);
-                        (s >> (6 * j) & 63) as u8
-                    };
-                    assert_eq!(scale, expected, "scale {j} of row {r}");
-                }
-                for w in 0..32 {
-                    let (t, j) = (w / 4, w % 4);
-                    let group = &planes[96 * g..];
-                    let low = group[32 * (t / 4) + 4 * r + j] >> (2 * (t % 4)) & 3;
-                    let top = group[64 + 4 * r + j] >> t & 1;
-                    let expected = if part == 0 {
-                        let n = 32 * g + w;
-                        let low = row[32 + 32 * (n / 128) + n % 32] >> (2 * (n % 128 / 32)) & 3;
-                        low | (row[n % 32] >> g & 1) << 2
-                    } else {
-                        let low = tail[4 + w % 8] >> (2 * (w / 8)) & 3;
-                        low | (tail[w / 8] >> (w % 8) & 1) << 2
-                    };
-                    assert_eq!(low | top << 2, expected, "row {r}, group {g}, weight {w}");
-                }
+            for j in 0..2 * groups {
+                let i = 16 * (j / 2) + 2 * r + j % 2;
+                let low = sixes[i % half] >> if i < half { 0 } else { 4 } & 15;
+                let scale = low | (sixes[half + i % high] >> (2 * (i / high)) & 3) << 4;
+                assert_eq!(scale, plain_scale(row, whole, j), "scale {j} of row {r}");
+            }
+            for n in 0..32 * groups {
+                let (group, t, j) = (&planes[96 * (n / 32)..], n % 32 / 4, n % 4);
+                let low = group[32 * (t / 4) + 4 * r + j] >> (2 * (t % 4)) & 3;
+                let code = low | (group[64 + 4 * r + j] >> t & 1) << 2;
+                assert_eq!(code, plain_code(row, whole, n), "weight {n} of row {r}");
             }
         }
     }

@@ -31,6 +31,29 @@ pub(crate) struct Sixteens<S: Isa> {
     pub(crate) offsets: [S::I; 8],
 }
 
+impl<S: Isa> Sixteens<S> {
+    #[inline(always)]
+    pub(crate) unsafe fn zero() -> Self {
+        let (d, scales) = (S::zero(), [S::splat(0); 8]);
+        Sixteens {
+            d,
+            m: d,
+            scales,
+            offsets: scales,
+        }
+    }
+}
+
+impl<S: Isa> Thirties<S> {
+    #[inline(always)]
+    pub(crate) unsafe fn zero() -> Self {
+        Thirties {
+            scales: [S::zero(); 8],
+            offsets: [S::zero(); 8],
+        }
+    }
+}
+
 /// Scales of a chunk with one scale for each group.
 #[derive(Clone, Copy)]
 pub(crate) struct Thirties<S: Isa> {

@@ -31,6 +31,8 @@ use std::arch::x86_64::*;
 pub(crate) trait Isa: Copy {
     /// Panels that a vector holds: 1 or 2.
     const PANELS: usize;
+    /// Vectors of panels that registers hold beside each other, for several columns.
+    const BLOCKS: usize = 1;
     /// Whether codes of −128 … 127 can be multiplied; if not, 128 is added to them.
     const SIGNED: bool;
     /// Bytes, i16 or i32.
@@ -369,6 +371,7 @@ vnni_256!(Avx512Half, _mm256_dpbusd_epi32);
 
 impl Isa for Avx512 {
     const PANELS: usize = 2;
+    const BLOCKS: usize = 2;
     const SIGNED: bool = false;
     type I = __m512i;
     type F = __m512;

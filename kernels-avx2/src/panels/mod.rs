@@ -62,50 +62,60 @@ pub(crate) fn matmul(level: Level, w: Rows<'_>, columns: &[Column<'_>], out: &mu
     }
 }
 
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2(w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
-    by_format::<isa::Avx2, isa::Avx2>(w, columns, out)
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
-unsafe fn avx_vnni(w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
-    by_format::<isa::AvxVnni, isa::AvxVnni>(w, columns, out)
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn avx512(w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
-    by_format::<isa::Avx512, isa::Avx512Half>(w, columns, out)
-}
-
-/// `S` takes `S::PANELS` panels at a time, `T` one that is left.
-#[inline(always)]
-unsafe fn by_format<S: Isa, T: Isa>(w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
-    match w.dtype() {
-        DType::Q2K => all::<S, T, _>(formats::Q2K, w, columns, out),
-        DType::Q3K => all::<S, T, _>(formats::Q3K, w, columns, out),
-        DType::Q4K => all::<S, T, _>(formats::Q4K, w, columns, out),
-        DType::Q5K => all::<S, T, _>(formats::Q5K, w, columns, out),
-        DType::Q6K => all::<S, T, _>(formats::Q6K, w, columns, out),
-        DType::Tq2_0 => all::<S, T, _>(formats::Tq2, w, columns, out),
-        DType::Q4_0 => all::<S, T, _>(formats::Q4_0, w, columns, out),
-        DType::Q5_0 => all::<S, T, _>(formats::Q5_0, w, columns, out),
-        DType::Q8_0 => all::<S, T, _>(formats::Q8_0, w, columns, out),
-        DType::Iq4Nl => all::<S, T, _>(formats::Iq4Nl, w, columns, out),
-        DType::Q4_1 => all::<S, T, _>(WithMinimum::<0>, w, columns, out),
-        DType::Q5_1 => all::<S, T, _>(WithMinimum::<1>, w, columns, out),
-        DType::Linear(l) => match l.bits() {
-            2 => all::<S, T, _>(Dense::<2, 0>(l), w, columns, out),
-            3 => all::<S, T, _>(Dense::<2, 1>(l), w, columns, out),
-            5 => all::<S, T, _>(Dense::<4, 1>(l), w, columns, out),
-            _ => all::<S, T, _>(Dense::<4, 2>(l), w, columns, out),
-        },
-        DType::F32 | DType::F16 | DType::BF16 | DType::Tq1_0 => {
-            unreachable!("formats without panels")
+/// The entry of one instruction set: name, features, vectors, vectors for a panel that is left.
+///
+/// Each format gets a function of its own, which keeps functions, and so compile times, small.
+macro_rules! entry {
+    ($name:ident, $features:literal, $all:ident, $left:ident) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $name(w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
+            #[inline(never)]
+            #[target_feature(enable = $features)]
+            unsafe fn one<F: Format>(
+                f: F,
+                w: Rows<'_>,
+                columns: &[Column<'_>],
+                out: &mut [&mut [f32]],
+            ) {
+                all::<isa::$all, isa::$left, F>(f, w, columns, out);
+            }
+            match w.dtype() {
+                DType::Q2K => one(formats::Q2K, w, columns, out),
+                DType::Q3K => one(formats::Q3K, w, columns, out),
+                DType::Q4K => one(formats::Q4K, w, columns, out),
+                DType::Q5K => one(formats::Q5K, w, columns, out),
+                DType::Q6K => one(formats::Q6K, w, columns, out),
+                DType::Tq2_0 => one(formats::Tq2, w, columns, out),
+                DType::Q4_0 => one(formats::Q4_0, w, columns, out),
+                DType::Q5_0 => one(formats::Q5_0, w, columns, out),
+                DType::Q8_0 => one(formats::Q8_0, w, columns, out),
+                DType::Iq4Nl => one(formats::Iq4Nl, w, columns, out),
+                DType::Q4_1 => one(WithMinimum::<0>, w, columns, out),
+                DType::Q5_1 => one(WithMinimum::<1>, w, columns, out),
+                DType::Linear(l) => match l.bits() {
+                    2 => one(Dense::<2, 0>(l), w, columns, out),
+                    3 => one(Dense::<2, 1>(l), w, columns, out),
+                    5 => one(Dense::<4, 1>(l), w, columns, out),
+                    _ => one(Dense::<4, 2>(l), w, columns, out),
+                },
+                DType::F32 | DType::F16 | DType::BF16 | DType::Tq1_0 => {
+                    unreachable!("formats without panels")
+                }
+            }
         }
-    }
+    };
 }
 
-/// All panels. Kept out of line: one function for each format and instruction set.
+entry!(avx2, "avx2,fma,f16c", Avx2, Avx2);
+entry!(avx_vnni, "avx2,fma,f16c,avxvnni", AvxVnni, AvxVnni);
+entry!(
+    avx512,
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
+    Avx512,
+    Avx512Half
+);
+
+/// All panels: as many at once as registers hold, then what is left.
 #[inline(always)]
 unsafe fn all<S: Isa, T: Isa, F: Format>(
     f: F,
@@ -113,60 +123,54 @@ unsafe fn all<S: Isa, T: Isa, F: Format>(
     columns: &[Column<'_>],
     out: &mut [&mut [f32]],
 ) {
-    let (n, bytes) = (w.panels(), PANEL * w.row_bytes());
-    let whole = n / S::PANELS * S::PANELS;
-    for p in (0..whole).step_by(S::PANELS) {
-        some::<S, F>(
-            f,
-            w.panel(p).as_ptr(),
-            bytes,
-            w.cols(),
-            columns,
-            out,
-            PANEL * p,
-        );
+    let (n, mut p) = (w.panels(), 0);
+    if S::BLOCKS == 2 && columns.len() > 1 {
+        // Each activation that is loaded meets two vectors.
+        while p + 2 * S::PANELS <= n {
+            some::<S, F, 2>(f, w, p, columns, out);
+            p += 2 * S::PANELS;
+        }
     }
-    for p in whole..n {
-        some::<T, F>(
-            f,
-            w.panel(p).as_ptr(),
-            bytes,
-            w.cols(),
-            columns,
-            out,
-            PANEL * p,
-        );
+    while p + S::PANELS <= n {
+        some::<S, F, 1>(f, w, p, columns, out);
+        p += S::PANELS;
+    }
+    while p < n {
+        some::<T, F, 1>(f, w, p, columns, out);
+        p += 1;
     }
 }
 
-/// `S::PANELS` panels, `stride` bytes apart, whose first row is `at`.
+/// `W` vectors of panels, the first of which is `p`.
 #[inline(always)]
-unsafe fn some<S: Isa, F: Format>(
+unsafe fn some<S: Isa, F: Format, const W: usize>(
     f: F,
-    panel: *const u8,
-    stride: usize,
-    cols: usize,
+    w: Rows<'_>,
+    p: usize,
     columns: &[Column<'_>],
     out: &mut [&mut [f32]],
-    at: usize,
 ) {
+    let (panel, stride, at) = (w.panel(p).as_ptr(), PANEL * w.row_bytes(), PANEL * p);
     if let [column] = columns {
-        let mut total = [S::zero(); 1];
-        chunks::<S, F, 1>(
-            f,
-            panel,
-            stride,
-            cols,
-            std::array::from_ref(column),
-            &mut total,
-        );
-        S::store(total[0], out[0][at..at + PANEL * S::PANELS].as_mut_ptr());
+        let mut total = [[S::zero(); W]; 1];
+        let column = std::array::from_ref(column);
+        chunks::<S, F, 1, W>(f, panel, stride, w.cols(), column, &mut total);
+        store::<S, W>(total[0], out[0], at);
         return;
     }
-    let mut total = [S::zero(); MAX_COLUMNS];
-    chunks::<S, F, MAX_COLUMNS>(f, panel, stride, cols, columns, &mut total);
+    let mut total = [[S::zero(); W]; MAX_COLUMNS];
+    chunks::<S, F, MAX_COLUMNS, W>(f, panel, stride, w.cols(), columns, &mut total);
     for (out, total) in out.iter_mut().zip(&total) {
-        S::store(*total, out[at..at + PANEL * S::PANELS].as_mut_ptr());
+        store::<S, W>(*total, out, at);
+    }
+}
+
+/// The values of some panels, from row `at` on.
+#[inline(always)]
+unsafe fn store<S: Isa, const W: usize>(total: [S::F; W], out: &mut [f32], at: usize) {
+    let rows = PANEL * S::PANELS;
+    for (total, out) in total.iter().zip(out[at..at + rows * W].chunks_exact_mut(rows)) {
+        S::store(*total, out.as_mut_ptr());
     }
 }
 
@@ -192,65 +196,75 @@ impl Acts {
     }
 }
 
-/// All chunks of a panel with up to `N` columns.
+/// All chunks of `W` vectors of panels with up to `N` columns.
 #[inline(always)]
-unsafe fn chunks<S: Isa, F: Format, const N: usize>(
+unsafe fn chunks<S: Isa, F: Format, const N: usize, const W: usize>(
     f: F,
     panel: *const u8,
     stride: usize,
     cols: usize,
     columns: &[Column<'_>],
-    total: &mut [S::F; N],
+    total: &mut [[S::F; W]; N],
 ) {
     let step = chunk_bytes(f.dtype(), 8);
     let (whole, rest) = (cols / 256, cols % 256 / 32);
-    for i in 0..whole {
-        chunk::<S, F, N>(f, panel.add(step * i), stride, 8, 8 * i, columns, total);
-    }
-    if rest > 0 {
-        chunk::<S, F, N>(
-            f,
-            panel.add(step * whole),
-            stride,
-            rest,
-            8 * whole,
-            columns,
-            total,
-        );
+    for i in 0..=whole {
+        let groups = if i < whole { 8 } else { rest };
+        let p = panel.add(step * i);
+        if groups == 0 {
+        } else if F::SIXTEENS {
+            chunk_16::<S, F, N, W>(f, p, stride, (8 * i, groups), columns, total);
+        } else {
+            chunk_32::<S, F, N, W>(f, p, stride, (8 * i, groups), columns, total);
+        }
     }
 }
 
-/// One chunk of `groups` groups; `first` is the number of its first group in the row.
+/// The quads of a group of each vector of panels.
 #[inline(always)]
-unsafe fn chunk<S: Isa, F: Format, const N: usize>(
+unsafe fn codes<S: Isa, F: Format, const W: usize>(
     f: F,
     p: *const u8,
     stride: usize,
-    groups: usize,
-    first: usize,
+) -> [[S::I; 8]; W] {
+    let mut codes = [[S::splat(0); 8]; W];
+    for (w, codes) in codes.iter_mut().enumerate() {
+        *codes = f.codes::<S>(p.add(w * S::PANELS * stride), stride);
+    }
+    codes
+}
+
+/// One chunk with sub-scales of sixteen; `groups` are the number of its first group in the row
+/// and how many it has.
+#[inline(always)]
+unsafe fn chunk_16<S: Isa, F: Format, const N: usize, const W: usize>(
+    f: F,
+    p: *const u8,
+    stride: usize,
+    (first, groups): (usize, usize),
     columns: &[Column<'_>],
-    total: &mut [S::F; N],
+    total: &mut [[S::F; W]; N],
 ) {
+    let mut scales = [Sixteens::<S>::zero(); W];
+    for (w, scales) in scales.iter_mut().enumerate() {
+        f.sixteens(p.add(w * S::PANELS * stride), stride, groups, scales);
+    }
     let group_bytes = 32 * (F::LOW + F::HIGH) as usize;
-    let codes_at = p.add(head_bytes(f.dtype(), groups));
-    let (zero, none) = (S::zero(), S::splat(0));
-    if F::SIXTEENS {
-        let mut scales = Sixteens::<S> {
-            d: zero,
-            m: zero,
-            scales: [none; 8],
-            offsets: [none; 8],
-        };
-        f.sixteens(p, stride, groups, &mut scales);
-        let mut parts = [(zero, zero); N];
-        for g in 0..groups {
-            let codes = f.codes::<S>(codes_at.add(group_bytes * g), stride);
-            let (pair, offsets) = (S::pair(scales.scales[g]), scales.offsets[g]);
-            for (c, (d, m)) in columns.iter().zip(&mut parts) {
-                let a = Acts::new(c, first + g);
-                let scale = S::splat_f(*a.d);
-                let dot = S::dot_pair(&codes, a.q, pair, F::BITS);
-                let minima = S::float(S::madd(offsets, S::all(a.sums)));
+    let at = p.add(head_bytes(f.dtype(), groups));
+    let mut parts = [[(S::zero(), S::zero()); W]; N];
+    for g in 0..groups {
+        let codes = codes::<S, F, W>(f, at.add(group_bytes * g), stride);
+        let mut pairs = [S::pair(scales[0].scales[g]); W];
+        for w in 1..W {
+            pairs[w] = S::pair(scales[w].scales[g]);
+        }
+        for (c, parts) in columns.iter().zip(&mut parts) {
+            let a = Acts::new(c, first + g);
+            let (scale, sums) = (S::splat_f(*a.d), S::all(a.sums));
+            for w in 0..W {
+                let (d, m) = &mut parts[w];
+                let dot = S::dot_pair(&codes[w], a.q, pairs[w], F::BITS);
+                let minima = S::float(S::madd(scales[w].offsets[g], sums));
                 if F::OWN_MINIMA {
                     *d = S::fma(dot, scale, *d);
                     *m = S::fma(minima, scale, *m);
@@ -259,32 +273,48 @@ unsafe fn chunk<S: Isa, F: Format, const N: usize>(
                 }
             }
         }
-        for ((d, m), total) in parts.iter().zip(total).take(columns.len()) {
-            *total = S::fma(scales.d, *d, *total);
+    }
+    for (parts, total) in parts.iter().zip(total).take(columns.len()) {
+        for w in 0..W {
+            total[w] = S::fma(scales[w].d, parts[w].0, total[w]);
             if F::OWN_MINIMA {
-                *total = S::fnma(scales.m, *m, *total);
+                total[w] = S::fnma(scales[w].m, parts[w].1, total[w]);
             }
         }
-    } else {
-        let mut scales = Thirties::<S> {
-            scales: [zero; 8],
-            offsets: [zero; 8],
-        };
-        f.thirties(p, stride, groups, &mut scales);
-        for g in 0..groups {
-            let codes = f.codes::<S>(codes_at.add(group_bytes * g), stride);
-            let (scale, offset) = (scales.scales[g], scales.offsets[g]);
-            for (c, total) in columns.iter().zip(total.iter_mut()) {
-                let a = Acts::new(c, first + g);
+    }
+}
+
+/// One chunk with a scale for each group; arguments as of `chunk_16`.
+#[inline(always)]
+unsafe fn chunk_32<S: Isa, F: Format, const N: usize, const W: usize>(
+    f: F,
+    p: *const u8,
+    stride: usize,
+    (first, groups): (usize, usize),
+    columns: &[Column<'_>],
+    total: &mut [[S::F; W]; N],
+) {
+    let mut scales = [Thirties::<S>::zero(); W];
+    for (w, scales) in scales.iter_mut().enumerate() {
+        f.thirties(p.add(w * S::PANELS * stride), stride, groups, scales);
+    }
+    let group_bytes = 32 * (F::LOW + F::HIGH) as usize;
+    let at = p.add(head_bytes(f.dtype(), groups));
+    for g in 0..groups {
+        let codes = codes::<S, F, W>(f, at.add(group_bytes * g), stride);
+        for (c, total) in columns.iter().zip(total.iter_mut()) {
+            let a = Acts::new(c, first + g);
+            let (scale, sum) = (S::splat_f(*a.d), S::splat_f(*a.scaled_sums));
+            for w in 0..W {
                 let dot = if F::SIGNED {
-                    S::dot_signed(&codes, a.q)
+                    S::dot_signed(&codes[w], a.q)
                 } else {
-                    S::dot(&codes, a.q, F::BITS)
+                    S::dot(&codes[w], a.q, F::BITS)
                 };
-                let dot = S::mul(S::float(dot), scale);
-                *total = S::fma(dot, S::splat_f(*a.d), *total);
+                let dot = S::mul(S::float(dot), scales[w].scales[g]);
+                total[w] = S::fma(dot, scale, total[w]);
                 if F::OFFSETS || F::SIGNED && !S::SIGNED {
-                    *total = S::fnma(offset, S::splat_f(*a.scaled_sums), *total);
+                    total[w] = S::fnma(scales[w].offsets[g], sum, total[w]);
                 }
             }
         }

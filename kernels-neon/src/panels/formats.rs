@@ -64,8 +64,8 @@ pub(crate) trait Format: Copy {
         myq_blocks::panels::head_bytes(Self::DTYPE, 8)
     }
 
-    /// Scales of group `g`.
-    fn fields(self, head: &[u8], g: usize) -> Self::Fields;
+    /// Scales of group `g` of unit `u`.
+    fn fields(self, head: &[u8], u: usize, g: usize) -> Self::Fields;
 
     /// From stored codes to factors.
     #[inline(always)]
@@ -146,17 +146,14 @@ fn sub_lane<const G: i32, const H: usize>(sum: int32x4_t, m: int16x8_t, x: int16
     }
 }
 
-/// Field vector `k` of 8 of a whole chunk's fields of six bits (see
-/// `myq_blocks::panels::sixes`): its fields are 16k … 16k + 15.
+/// Sixteen fields of six bits: nibbles of the bytes at `at`, with the bits from `bit` on of
+/// those at `high` above them.
 #[inline(always)]
-fn sixes(b: &[u8], k: usize) -> uint8x16_t {
-    let (low, high) = (bytes(b, 16 * (k % 4)), bytes(b, 64 + 16 * (k % 2)));
-    let low = if k < 4 {
-        vandq_u8(low, vdupq_n_u8(15))
-    } else {
-        vshrq_n_u8::<4>(low)
-    };
-    vbslq_u8(vdupq_n_u8(0x30), moved(high, 4 - 2 * (k as i32 / 2)), low)
+fn sixes(b: &[u8], (at, nibble): (usize, usize), (high, bit): (usize, usize)) -> uint8x16_t {
+    let down = |q, by: usize| vshlq_u8(q, vdupq_n_s8(-(by as i8)));
+    let low = vandq_u8(down(bytes(b, at), nibble), vdupq_n_u8(15));
+    let high = vshlq_u8(bytes(b, high), vdupq_n_s8(4 - bit as i8));
+    vbslq_u8(vdupq_n_u8(0x30), high, low)
 }
 
 /// Bits moved up by `by`, or down.
@@ -195,8 +192,8 @@ impl Format for Q2K {
     type Fields = [[int16x8_t; 2]; 2];
 
     #[inline(always)]
-    fn fields(self, head: &[u8], g: usize) -> Self::Fields {
-        let v = vreinterpretq_u16_u8(bytes(head, 32 + 16 * g));
+    fn fields(self, head: &[u8], u: usize, g: usize) -> Self::Fields {
+        let v = vreinterpretq_u16_u8(bytes(head, 32 + 16 * (4 * u + g)));
         let four = |v| vreinterpretq_s16_u16(vandq_u16(v, vdupq_n_u16(15)));
         [
             [four(v), four(vshrq_n_u16::<8>(v))],
@@ -250,8 +247,10 @@ impl Format for Q3K {
     type Fields = [int16x8_t; 2];
 
     #[inline(always)]
-    fn fields(self, head: &[u8], g: usize) -> Self::Fields {
-        let v = vreinterpretq_s8_u8(sixes(&head[16..], g));
+    fn fields(self, head: &[u8], u: usize, g: usize) -> Self::Fields {
+        // Sixteen fields to a group; a nibble has four groups, a pair of bits two.
+        let v = sixes(head, (16 + 16 * g, 4 * u), (80 + 16 * (g % 2), 4 * u + g / 2 * 2));
+        let v = vreinterpretq_s8_u8(v);
         pairs(vreinterpretq_s16_s8(vsubq_s8(v, vdupq_n_s8(32))))
     }
 
@@ -289,8 +288,8 @@ impl Format for Q6K {
     type Fields = [int16x8_t; 2];
 
     #[inline(always)]
-    fn fields(self, head: &[u8], g: usize) -> Self::Fields {
-        pairs(vreinterpretq_s16_u8(bytes(head, 16 + 16 * g)))
+    fn fields(self, head: &[u8], u: usize, g: usize) -> Self::Fields {
+        pairs(vreinterpretq_s16_u8(bytes(head, 16 + 16 * (4 * u + g))))
     }
 
     #[inline(always)]
@@ -328,10 +327,11 @@ impl<const HIGH: usize> Format for Pair<HIGH> {
     type Fields = [int16x8_t; 2];
 
     #[inline(always)]
-    fn fields(self, head: &[u8], g: usize) -> Self::Fields {
-        // A vector of fields serves two groups; scales are in 0..4, minima in 4..8.
-        [g / 2, 4 + g / 2].map(|k| {
-            let v = sixes(&head[32..], k);
+    fn fields(self, head: &[u8], u: usize, g: usize) -> Self::Fields {
+        // Eight fields to a group; scales are in low nibbles and bits, minima in high ones.
+        [0, 4].map(|k| {
+            let at = 16 * (2 * u + g / 2);
+            let v = sixes(head, (32 + at, k), (96 + 16 * (g / 2), k + 2 * u));
             vreinterpretq_s16_u16(if g % 2 == 0 {
                 vmovl_u8(vget_low_u8(v))
             } else {
@@ -379,7 +379,7 @@ impl Format for Tq2_0 {
     type Fields = ();
 
     #[inline(always)]
-    fn fields(self, _: &[u8], _: usize) {}
+    fn fields(self, _: &[u8], _: usize, _: usize) {}
 
     #[inline(always)]
     fn add<const G: i32, const H: usize>(
@@ -418,7 +418,8 @@ macro_rules! flat {
             type Fields = [[float32x4_t; 2]; 2];
 
             #[inline(always)]
-            fn fields(self, head: &[u8], g: usize) -> Self::Fields {
+            fn fields(self, head: &[u8], u: usize, g: usize) -> Self::Fields {
+                let g = 4 * u + g;
                 let two = |at: usize| [halves(head, at), halves(head, at + 8)];
                 // Without minima these are scales, and unused.
                 [two(16 * g), two(if $minimum { 128 + 16 * g } else { 16 * g })]
@@ -476,8 +477,8 @@ impl<const LOW: usize, const HIGH: usize> Format for Dense<LOW, HIGH> {
     }
 
     #[inline(always)]
-    fn fields(self, head: &[u8], g: usize) -> Self::Fields {
-        let (s, count) = (32 * g / self.0.group(), 256 / self.0.group());
+    fn fields(self, head: &[u8], u: usize, g: usize) -> Self::Fields {
+        let (s, count) = (32 * (4 * u + g) / self.0.group(), 256 / self.0.group());
         let scale = [halves(head, 16 * s), halves(head, 16 * s + 8)];
         let zero = if self.0.asymmetric() {
             u64::from_le_bytes(*part(head, 16 * count + 8 * s))

@@ -3,7 +3,7 @@
 //! Pseudo-code:
 //!
 //! ```text
-//! for panels, four, two or one columns at a time:
+//! for panels, four columns or one at a time:
 //!     for chunks of 256 weights, groups of 32, halves of four rows:
 //!         unpack 32 codes of each row
 //!         for columns: totals += dot products · scales
@@ -77,12 +77,13 @@ fn sweep<F: Format, L: Lanes>(
         for four in fours {
             put(&tile::<F, L, 4>(format, w.dtype(), w.panel(p), four));
         }
-        let (twos, rest) = rest.as_chunks::<2>();
-        for two in twos {
-            put(&tile::<F, L, 2>(format, w.dtype(), w.panel(p), two));
-        }
-        for one in rest {
-            put(&tile::<F, L, 1>(format, w.dtype(), w.panel(p), std::array::from_ref(one)));
+        if let [a, b, c] = rest {
+            let [values @ .., _] = tile::<F, L, 4>(format, w.dtype(), w.panel(p), &[*a, *b, *c, *c]);
+            put(&values as &[_; 3]);
+        } else {
+            for one in rest {
+                put(&tile::<F, L, 1>(format, w.dtype(), w.panel(p), std::array::from_ref(one)));
+            }
         }
     }
 }
@@ -108,9 +109,10 @@ fn tile<F: Format, L: Lanes, const C: usize>(
     for i in 0..whole + usize::from(groups > 0) {
         let chunk = if i == whole { &last[..step] } else { &panel[step * i..][..step] };
         let (head, planes) = chunk.split_at(format.head_bytes());
-        unit::<F, L, C, 0>(format, head, planes, columns, i, &mut totals);
-        if i < whole || groups > 4 {
-            unit::<F, L, C, 1>(format, head, planes, columns, i, &mut totals);
+        let units = if i < whole { 2 } else { groups.div_ceil(4) };
+        for u in 0..units {
+            let x = columns.each_ref().map(|c| prepared::<F>(c, 2 * i + u));
+            unit::<F, L, C>(format, head, planes, u, &x, &mut totals);
         }
         if F::SUPER {
             for (sums, totals) in sums.iter_mut().zip(&mut totals) {
@@ -134,22 +136,21 @@ fn tile<F: Format, L: Lanes, const C: usize>(
     out
 }
 
-/// Adds 128 weights: groups 4·`U` … of a chunk.
+/// Adds 128 weights: groups 4·`u` … of a chunk.
 #[inline(always)]
-fn unit<F: Format, L: Lanes, const C: usize, const U: usize>(
+fn unit<F: Format, L: Lanes, const C: usize>(
     format: F,
     head: &[u8],
     planes: &[u8],
-    columns: &[Column<'_>; C],
-    chunk: usize,
+    u: usize,
+    x: &[Unit<'_>; C],
     totals: &mut [[Totals; 2]; C],
 ) {
-    let x = columns.each_ref().map(|c| prepared::<F>(c, 2 * chunk + U));
-    // Written out, so that the group is a constant in each.
-    group::<F, L, C, 0>(format.fields(head, 4 * U), planes, 4 * U, &x, totals);
-    group::<F, L, C, 1>(format.fields(head, 4 * U + 1), planes, 4 * U + 1, &x, totals);
-    group::<F, L, C, 2>(format.fields(head, 4 * U + 2), planes, 4 * U + 2, &x, totals);
-    group::<F, L, C, 3>(format.fields(head, 4 * U + 3), planes, 4 * U + 3, &x, totals);
+    // Written out, so that the group of the unit is a constant in each.
+    group::<F, L, C, 0>(format.fields(head, u, 0), planes, u, x, totals);
+    group::<F, L, C, 1>(format.fields(head, u, 1), planes, u, x, totals);
+    group::<F, L, C, 2>(format.fields(head, u, 2), planes, u, x, totals);
+    group::<F, L, C, 3>(format.fields(head, u, 3), planes, u, x, totals);
 }
 
 /// Unit `u` of a column.
@@ -174,17 +175,17 @@ fn prepared<'a, F: Format>(column: &Column<'a>, u: usize) -> Unit<'a> {
     }
 }
 
-/// Adds group `G` of a unit, which is group `g` of the chunk.
+/// Adds group `G` of unit `u`.
 #[inline(always)]
 fn group<F: Format, L: Lanes, const C: usize, const G: i32>(
     fields: F::Fields,
     planes: &[u8],
-    g: usize,
+    u: usize,
     x: &[Unit<'_>; C],
     totals: &mut [[Totals; 2]; C],
 ) {
     let bytes = VECTOR * (F::LOW + F::HIGH);
-    let planes = &planes[bytes * g..][..bytes];
+    let planes = &planes[bytes * (4 * u + G as usize)..][..bytes];
     if C == 1 {
         for line in (0..bytes).step_by(64) {
             prefetch(planes, AHEAD + line);

@@ -12,6 +12,7 @@
 //!
 //! All seeds are fixed. [`BENCH_SHAPES`] and [`bench_matrix`] serve the benchmarks.
 
+mod attention;
 mod columns;
 mod matmul;
 mod rows;

@@ -1,8 +1,9 @@
 //! The contract of a kernel crate: small methods over slices that were checked before.
 
 use crate::panels::PANEL;
-use crate::{Column, ColumnMut, DType, Layout, panels};
+use crate::{Column, ColumnMut, DType, Layout, panels, scalar};
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 
 /// Most activation columns one call of [`Kernels::matmul`] takes.
 pub const MAX_COLUMNS: usize = 16;
@@ -217,4 +218,55 @@ pub trait Kernels: Copy + Send + Sync + 'static {
 
     /// Rounds to fp16, out-of-range values to the largest finite one.
     fn to_f16(self, x: &[f32], out: &mut [f16]);
+
+    // Attention in blocks of keys (see `myq_model::cache::tile`). Kernels that are only slower
+    // without their own versions may leave these out.
+
+    /// `out = x`.
+    fn to_f32(self, x: &[f16], out: &mut [f32]) {
+        x.convert_to_f32_slice(out);
+    }
+
+    /// Keys as [`Kernels::product`] takes them: `out[i·m + j] = keys[j·dim + i]` where `out`
+    /// holds `dim` × m values, m not less than the number of keys; zero where there is no key.
+    fn transpose(self, keys: &[f16], dim: usize, out: &mut [f32]) {
+        scalar::transpose(keys, dim, out);
+    }
+
+    /// `out += a · b`, all of them row by row: `a` is n × `inner`, `b` is `inner` × m.
+    fn product(self, a: &[f32], b: &[f32], inner: usize, out: &mut [f32]) {
+        scalar::product(a, b, inner, out);
+    }
+
+    /// A step of a softmax in blocks: with m the largest of `max` and `x`, `x = exp(x − m)`;
+    /// gives m and the sum of the new `x`. There is a value, and m is finite.
+    fn exp_block(self, x: &mut [f32], max: f32) -> (f32, f32) {
+        scalar::exp_block(x, max)
+    }
+
+    /// [`Kernels::scores`] for several queries of `dim` values, which meet the same keys:
+    /// `out` is queries × keys.
+    fn score_group(self, q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
+        let rows = out.chunks_exact_mut(keys.len() / dim);
+        q.chunks_exact(dim)
+            .zip(rows)
+            .for_each(|(q, out)| self.scores(q, keys, 1.0, out));
+    }
+
+    /// [`Kernels::mix`] for several queries, added to `out`: `p` is queries × values, `out`
+    /// queries × `dim`.
+    fn mix_group(self, p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
+        let rows = p.chunks_exact(values.len() / dim);
+        for (p, out) in rows.zip(out.chunks_exact_mut(dim)) {
+            // On the stack, as no kernel may allocate.
+            let mut mixed = [0.0; 256];
+            match mixed.get_mut(..dim) {
+                Some(mixed) => {
+                    self.mix(p, values, mixed);
+                    out.iter_mut().zip(mixed).for_each(|(o, m)| *o += *m);
+                }
+                None => scalar::add_mix(p, values, out),
+            }
+        }
+    }
 }

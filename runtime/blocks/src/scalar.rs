@@ -304,11 +304,45 @@ pub fn scores<T: Copy + Into<f32>>(q: &[f32], keys: &[T], scale: f32, out: &mut 
 /// Reference of [`Kernels::mix`], for values of any float type.
 pub fn mix<T: Copy + Into<f32>>(p: &[f32], values: &[T], out: &mut [f32]) {
     out.fill(0.0);
+    add_mix(p, values, out);
+}
+
+/// [`mix`], added to `out`: reference of [`Kernels::mix_group`] for one query.
+pub fn add_mix<T: Copy + Into<f32>>(p: &[f32], values: &[T], out: &mut [f32]) {
     for (p, value) in p.iter().zip(values.chunks_exact(out.len())) {
         for (o, v) in out.iter_mut().zip(value) {
             *o += p * (*v).into();
         }
     }
+}
+
+/// Reference of [`Kernels::transpose`], for keys of any float type.
+pub fn transpose<T: Copy + Into<f32>>(keys: &[T], dim: usize, out: &mut [f32]) {
+    let m = out.len() / dim;
+    for (i, row) in out.chunks_exact_mut(m).enumerate() {
+        let column = keys.chunks_exact(dim).map(|key| key[i].into());
+        row.iter_mut()
+            .zip(column.chain(std::iter::repeat(0.0)))
+            .for_each(|(o, k)| *o = k);
+    }
+}
+
+/// Reference of [`Kernels::product`].
+pub fn product(a: &[f32], b: &[f32], inner: usize, out: &mut [f32]) {
+    let m = b.len() / inner;
+    let rows = a.chunks_exact(inner).zip(out.chunks_exact_mut(m));
+    rows.for_each(|(a, out)| add_mix(a, b, out));
+}
+
+/// Reference of [`Kernels::exp_block`].
+pub fn exp_block(x: &mut [f32], max: f32) -> (f32, f32) {
+    let max = x.iter().copied().fold(max, f32::max);
+    let mut sum = 0.0;
+    for v in x.iter_mut() {
+        *v = (*v - max).exp();
+        sum += *v;
+    }
+    (max, sum)
 }
 
 /// Reference of [`Kernels::to_f16`].

@@ -224,3 +224,118 @@ impl Product<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use myq_blocks::scalar::Scalar;
+    use myq_blocks::{DType, Layout, panels};
+
+    /// A made-up but valid matrix, its bytes in both layouts.
+    fn matrix(dtype: DType, rows: usize, cols: usize) -> (Vec<u8>, Vec<u8>) {
+        let x: Vec<f32> = (0..rows * cols)
+            .map(|i| ((i * 7919 + 13) % 257) as f32 / 128.0 - 1.0)
+            .collect();
+        let bytes = dtype.row_bytes(cols).expect("a length of the format");
+        let mut plain = vec![0; rows * bytes];
+        let method = myq_blocks::encode::Method::Round;
+        myq_blocks::encode::encode_rows(dtype, method, cols, &x, None, &mut plain).expect("finite");
+        let mut packed = plain.clone();
+        let panel = panels::PANEL * bytes;
+        for (from, to) in plain
+            .chunks_exact(panel)
+            .zip(packed.chunks_exact_mut(panel))
+        {
+            panels::pack(dtype, cols, from, to);
+        }
+        (plain, packed)
+    }
+
+    fn product<K: Kernels>(
+        k: K,
+        m: Matrix,
+        file: &[u8],
+        x: &[f32],
+        (threads, planes): (usize, usize),
+    ) -> Vec<f32> {
+        let tokens = x.len() / m.cols;
+        let mut out = vec![f32::NAN; tokens * m.rows];
+        let mut pool = Pool::new(threads).expect("threads");
+        let mut input = Input {
+            x,
+            cols: m.cols,
+            planes,
+            codes: &mut ActBuffer::new(tokens * planes, m.cols),
+            residual: &mut vec![0.0; threads * m.cols],
+            partial: &mut vec![0.0; threads * PARTIAL_COLUMNS * PARTIAL_ROWS],
+        };
+        let job = [Job::new(&m, &mut out)];
+        input.multiply(k, Store::of_file(file), &mut pool, &job);
+        out
+    }
+
+    #[test]
+    fn threads_layouts_and_odd_shapes_change_nothing() {
+        let best = kernels_avx2::Avx2::new();
+        for (rows, cols) in [
+            (1, 256),
+            (7, 288),
+            (13, 576),
+            (37, 64),
+            (77, 320),
+            (130, 96),
+        ] {
+            for dtype in [DType::Q2K, DType::Q4K, DType::Q6K, DType::Q8_0] {
+                let (plain, packed) = matrix(dtype, rows, cols);
+                let layout = |l| Matrix::at_start(dtype, cols, rows, l);
+                for tokens in [1, 3, 21] {
+                    let x: Vec<f32> = (0..tokens * cols)
+                        .map(|i| (i as f32 * 0.37).sin())
+                        .collect();
+                    let want = product(Scalar, layout(Layout::Plain), &plain, &x, (1, 1));
+                    for threads in 1..=9 {
+                        let got = product(Scalar, layout(Layout::Plain), &plain, &x, (threads, 1));
+                        assert_eq!(got, want, "{rows}×{cols}, {threads} threads");
+                    }
+                    let Some(k) = best else { continue };
+                    let one = product(k, layout(Layout::Rows8), &packed, &x, (1, 1));
+                    for threads in 2..=9 {
+                        let got = product(k, layout(Layout::Rows8), &packed, &x, (threads, 1));
+                        assert_eq!(got, one, "{rows}×{cols} in panels, {threads} threads");
+                    }
+                    let size = want.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+                    let close = |a: &[f32], b: &[f32], share: f32| {
+                        a.iter().zip(b).all(|(a, b)| (a - b).abs() <= share * size)
+                    };
+                    assert!(
+                        close(&one, &want, 1e-5),
+                        "{rows}×{cols} of {}",
+                        dtype.name()
+                    );
+                }
+            }
+        }
+    }
+
+    /// The second plane takes the rounding of the first away.
+    #[test]
+    fn two_planes_are_a_hundred_times_closer() {
+        let (rows, cols, tokens) = (40, 576, 5);
+        let x: Vec<f32> = (0..tokens * cols)
+            .map(|i| (i as f32 * 0.71).sin())
+            .collect();
+        let (plain, _) = matrix(DType::Q4K, rows, cols);
+        let m = Matrix::at_start(DType::Q4K, cols, rows, Layout::Plain);
+        let exact = product(myq_blocks::scalar::Exact, m, &plain, &x, (2, 1));
+        let off = |planes| {
+            let got = product(Scalar, m, &plain, &x, (2, planes));
+            let errors = got
+                .iter()
+                .zip(&exact)
+                .map(|(a, b)| f64::from(a - b).powi(2));
+            errors.sum::<f64>().sqrt()
+        };
+        let (one, two) = (off(1), off(2));
+        assert!(two * 100.0 < one, "{one:e} and {two:e}");
+    }
+}

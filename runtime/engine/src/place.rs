@@ -32,6 +32,7 @@ impl Seat {
             threads: options.threads.map(|n| n.min(MOST_THREADS)),
             node: several.then(|| file_home(file, options)).flatten(),
             tuned: false,
+            share: !options.pin,
         };
         let tuned = tuned(&machine, file, options);
         let mut placement = machine.place(&want);

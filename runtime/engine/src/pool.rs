@@ -38,6 +38,10 @@ pub(crate) const SPIN: Duration = Duration::from_micros(100);
 const SHORT_SPIN: Duration = Duration::from_micros(5);
 /// Over this time it is judged whether CPUs are short.
 const WINDOW: Duration = Duration::from_millis(20);
+/// A thread that loses its CPU more often shares it with another.
+const TAKEN_EVERY: Duration = Duration::from_millis(10);
+/// Windows for which a finding holds.
+const HOLDS: u32 = 10;
 
 const OPEN: u32 = 1 << 15;
 const INSIDE: u32 = OPEN - 1;
@@ -75,8 +79,8 @@ struct Shared {
 
 struct Pins {
     own: Vec<Mask>,
-    /// Where a thread may go when its own CPU is taken.
-    group: Mask,
+    /// Where a thread may go when its own CPU is taken; `None` if that is nowhere else.
+    group: Option<Mask>,
 }
 
 /// How threads wait and where they stay.
@@ -103,8 +107,7 @@ pub(crate) struct Pool {
     workers: Vec<JoinHandle<()>>,
     /// More threads than CPUs from the start.
     oversubscribed: bool,
-    /// Since when, and how long in this time the caller waited for threads that did not run.
-    window: (Instant, Duration),
+    window: Window,
     /// The caller's CPUs before its first loop.
     before: Option<Mask>,
     pinned: bool,
@@ -128,19 +131,20 @@ impl Pool {
     /// With [`Settings::pin`], and a CPU for each thread, a worker stays on its CPU, and the
     /// caller's thread is moved to the first one at the first loop, for as long as the pool
     /// lives: threads that it starts meanwhile inherit that. When other processes take these
-    /// CPUs, all may move over [`Placement::group`].
+    /// CPUs, and [`Placement::group`] has more, all may move over these.
     ///
     /// # Errors
     /// The system's, where it gives no more threads.
     pub(crate) fn with(placement: &Placement, settings: Settings) -> std::io::Result<Pool> {
-        let pin = settings.pin && !placement.oversubscribed();
+        let pin = settings.pin && placement.apart();
         let pins = pin.then(|| Pins {
             own: match placement.threads {
                 // One thread needs no CPU of its own.
                 1 => vec![Mask::of(&placement.group)],
                 _ => placement.cpus.iter().map(|&c| Mask::of(&[c])).collect(),
             },
-            group: Mask::of(&placement.group),
+            group: Some(Mask::of(&placement.group))
+                .filter(|_| placement.group.len() > placement.threads),
         });
         Pool::start(placement.threads, placement.available, pins, settings.spin)
     }
@@ -172,7 +176,7 @@ impl Pool {
             shared: shared.clone(),
             workers: Vec::with_capacity(extra),
             oversubscribed,
-            window: (Instant::now(), Duration::ZERO),
+            window: Window::new(),
             before: None,
             pinned: false,
             here: std::marker::PhantomData,
@@ -235,21 +239,17 @@ impl Pool {
         );
     }
 
-    /// Judges from the time lost whether CPUs are short: an eighth of a window or more.
+    /// Judges from time to time whether CPUs are short.
     fn watch(&mut self, now: Instant, lost: Duration) {
-        self.window.1 += lost;
-        let (since, lost) = self.window;
-        let time = now.duration_since(since);
-        if time < WINDOW {
+        self.window.lost += lost;
+        if now.duration_since(self.window.since) < WINDOW {
             return;
         }
-        self.window = (now, Duration::ZERO);
-        let crowded = self.oversubscribed || lost > time / 8;
+        let crowded = self.oversubscribed || self.window.judge(now);
         let before = self.shared.crowded.swap(crowded, Relaxed);
         // Once off its CPU a thread does not go back: who took it may still be there.
-        if let Some(pins) = self.shared.pins.as_ref().filter(|_| crowded && !before) {
-            // Without the right to move, it stays where it is.
-            drop(pins.group.apply());
+        if crowded && !before {
+            self.shared.leave_cpu();
         }
     }
 
@@ -262,6 +262,49 @@ impl Pool {
             }
         }
     }
+}
+
+/// What tells that other processes want the same CPUs.
+struct Window {
+    since: Instant,
+    /// Time that the caller waited for threads that did not run.
+    lost: Duration,
+    /// Times that the caller's CPU was taken from it, since it started.
+    taken: i64,
+    /// Windows for which the last finding still holds: waiting little hides the signs.
+    holds: u32,
+}
+
+impl Window {
+    fn new() -> Window {
+        Window {
+            since: Instant::now(),
+            lost: Duration::ZERO,
+            taken: times_taken(),
+            holds: 0,
+        }
+    }
+
+    /// Ends the window and begins the next.
+    fn judge(&mut self, now: Instant) -> bool {
+        let (time, taken) = (now.duration_since(self.since), times_taken());
+        let often = i64::try_from(time.as_millis() / TAKEN_EVERY.as_millis()).unwrap_or(i64::MAX);
+        self.holds = match self.lost > time / 8 || taken - self.taken > often {
+            true => HOLDS,
+            false => self.holds.saturating_sub(1),
+        };
+        (self.since, self.lost, self.taken) = (now, Duration::ZERO, taken);
+        self.holds > 0
+    }
+}
+
+/// Involuntary context switches of this thread.
+fn times_taken() -> i64 {
+    // SAFETY: all-zero is a valid value of this struct of integers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes to the live struct.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_nivcsw
 }
 
 impl Shared {
@@ -305,6 +348,14 @@ impl Shared {
         let last = before & (OPEN | INSIDE) == 1;
         if last && self.waiting.load(SeqCst) != 0 && self.waiting.swap(0, SeqCst) != 0 {
             futex::wake(&self.waiting, 1);
+        }
+    }
+
+    /// Lets the calling thread move over the group.
+    fn leave_cpu(&self) {
+        if let Some(group) = self.pins.as_ref().and_then(|p| p.group.as_ref()) {
+            // Without the right to move, it stays where it is.
+            drop(group.apply());
         }
     }
 
@@ -398,10 +449,7 @@ fn work(s: &Shared, thread: usize) {
         s.leave();
         if pinned && s.crowded.load(Relaxed) {
             pinned = false;
-            if let Some(pins) = &s.pins {
-                // Without the right to move, it stays where it is.
-                drop(pins.group.apply());
-            }
+            s.leave_cpu();
         }
     }
 }

@@ -285,10 +285,10 @@ fn plan(config: &Config, options: &Options, threads: usize) -> Result<Plan, Engi
         ))),
         n => Ok(n),
     };
-    let threads = at_least_one(options.threads.unwrap_or(threads), "the number of threads")?;
-    if threads > MOST_THREADS {
+    let asked = at_least_one(options.threads.unwrap_or(threads), "the number of threads")?;
+    if asked > MOST_THREADS {
         return Err(EngineError::Setting(format!(
-            "{threads} threads are more than any machine runs well; ask for at most {MOST_THREADS}"
+            "{asked} threads are more than any machine runs well; ask for at most {MOST_THREADS}"
         )));
     }
     let available = memory::available().unwrap_or(u64::MAX);

@@ -138,8 +138,20 @@ fn little_cores_come_last_and_with_a_warning() {
 #[test]
 fn too_many_threads_are_warned_about() {
     let p = place("pi5", Some(8), None);
+    assert_eq!((p.cpus, p.threads), (vec![0, 1, 2, 3], 4));
+    assert!(
+        p.warnings[0].contains("4 threads instead of 8"),
+        "{:?}",
+        p.warnings
+    );
+    let want = Want {
+        threads: Some(8),
+        share: true,
+        ..Want::default()
+    };
+    let p = machine("pi5").place(&want);
     assert_eq!(p.cpus, [0, 1, 2, 3, 0, 1, 2, 3]);
-    assert!(p.oversubscribed());
+    assert!(p.oversubscribed() && !p.apart());
     assert!(
         p.warnings[0].contains("8 threads share 4 CPUs"),
         "{:?}",
@@ -192,7 +204,7 @@ fn the_node_follows_the_file_then_the_free_memory() {
             node,
             threads,
             affinity,
-            tuned: false,
+            ..Want::default()
         })
     };
     let p = at(Some(0), None, None);

@@ -55,6 +55,23 @@ impl Matrix {
             .expect("checked when the model was opened")
     }
 
+    /// A matrix that is all of a file; for tests and benchmarks.
+    ///
+    /// # Panics
+    /// If the format cannot hold rows of that length.
+    pub fn at_start(dtype: DType, cols: usize, rows: usize, layout: Layout) -> Matrix {
+        let row = dtype.row_bytes(cols).expect("a length of the format");
+        Matrix {
+            dtype,
+            cols,
+            rows,
+            layout: layout.of(dtype, cols),
+            start: 0,
+            len: rows * row,
+            in_file: true,
+        }
+    }
+
     /// The same matrix in another layout, from `start` of the store's copies on.
     pub fn repacked(&self, layout: Layout, start: usize) -> Matrix {
         Matrix {

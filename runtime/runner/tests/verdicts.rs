@@ -52,14 +52,15 @@ fn each_set_up_has_its_verdict() {
     let many = format!("{short} --threads {}", 4 * processors);
     let long = "--prompt-tokens 6000 --decode-tokens 32 --repeat 1 --context 8192 --cache-type f32";
     for (bottleneck, model, args) in [
-        ("bandwidth", &wide, short),
+        ("bandwidth", &wide, &*format!("{short} --threads 1")),
         ("arithmetic", &model, &format!("{short} --kernels scalar")),
         ("synchronisation", &model, &many),
         ("kv-cache", &model, long),
     ] {
         expect(bottleneck, args, start(model, args));
     }
-    let args = "--prompt-tokens 4 --decode-tokens 8 --repeat 1 --threads 1 --no-prewarm";
+    let args =
+        "--prompt-tokens 4 --decode-tokens 8 --repeat 1 --threads 1 --no-prewarm --repack never";
     let child = start(&wide, args);
     let name = wide.file_name().and_then(|n| n.to_str()).expect("UTF-8");
     let evictor = evict::keep_out(child.id(), name);

@@ -1,6 +1,6 @@
 //! The vector operations against references in fp64 and to the bit.
 
-use super::{Mismatch, Random, UNIT};
+use super::{Mismatch, Random, UNIT, attention};
 use crate::layout::SUPER;
 use crate::{ColumnMut, Kernels, scalar};
 use half::f16;
@@ -9,9 +9,9 @@ const LENGTHS: [usize; 12] = [1, 2, 7, 8, 9, 16, 31, 64, 80, 100, 256, 1000];
 
 /// Smallest value that exponentials must reach: about exp(−87), where fp32 is about to
 /// leave the normal numbers. Kernels may flush what is below.
-const TINY: f64 = 1.7e-38;
+pub(super) const TINY: f64 = 1.7e-38;
 
-type Counts = Vec<(String, u64)>;
+pub(super) type Counts = Vec<(String, u64)>;
 
 pub(super) fn check<K: Kernels>(k: K) -> Result<Counts, Mismatch> {
     let mut counts = Vec::new();
@@ -23,11 +23,12 @@ pub(super) fn check<K: Kernels>(k: K) -> Result<Counts, Mismatch> {
     add("scores", scores(k)?);
     add("mix", mix(k)?);
     add("to_f16", to_f16(k)?);
+    counts.extend(attention::check(k)?);
     Ok(counts)
 }
 
 /// Fails unless `got` is within `tolerance(i)` of `want`.
-fn near<K: Kernels>(
+pub(super) fn near<K: Kernels>(
     k: K,
     what: &str,
     got: &[f32],
@@ -245,7 +246,7 @@ fn softmax<K: Kernels>(k: K) -> Result<u64, Mismatch> {
     Ok(compared)
 }
 
-fn halves(random: &mut Random, n: usize, size: f32) -> Vec<f16> {
+pub(super) fn halves(random: &mut Random, n: usize, size: f32) -> Vec<f16> {
     (0..n)
         .map(|i| match i % 23 {
             11 => f16::from_bits(random.int(-0x3ff, 0x3ff) as u16 & 0x83ff),

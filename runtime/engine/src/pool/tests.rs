@@ -126,36 +126,53 @@ fn nobody_enters_a_closed_or_full_loop() {
 /// Nothing of this thread's CPUs changes for good.
 #[test]
 fn threads_stay_on_their_cpus_until_these_are_short() {
-    std::thread::spawn(|| {
-        let (before, threads) = (cpus(), cpus().len().min(3));
-        let settings = Settings::default();
-        let mut pool = Pool::with(&placement(threads), settings).expect("threads");
-        assert_eq!(cpus(), before, "the caller moves at its first loop");
-        let tasks = threads * 64;
-        pool.run(tasks, &|_, thread| {
-            if threads > 1 {
-                assert_eq!(cpus(), [before[thread]]);
-            }
-        });
-        pool.window = (Instant::now() - WINDOW, WINDOW);
-        pool.watch(Instant::now(), Duration::ZERO);
-        assert_eq!(cpus(), before, "it may move over the group");
-        pool.run(tasks, &|_, _| {});
-        pool.window = (Instant::now() - WINDOW, Duration::ZERO);
-        pool.watch(Instant::now(), Duration::ZERO);
-        assert!(!pool.shared.crowded.load(Relaxed), "it recovers");
-        drop(pool);
-        assert_eq!(cpus(), before);
+    for threads in [1, 2, 3] {
+        let test = move || stay_until_short(threads.min(cpus().len()));
+        std::thread::spawn(test).join().expect("no panic");
+    }
+}
 
-        let unpinned = Settings {
-            pin: false,
-            ..settings
+fn stay_until_short(threads: usize) {
+    let (before, settings) = (cpus(), Settings::default());
+    let mut pool = Pool::with(&placement(threads), settings).expect("threads");
+    assert_eq!(cpus(), before, "the caller moves at its first loop");
+    let alone = threads == 1;
+    let tasks = threads * 64;
+    pool.run(tasks, &|_, thread| {
+        assert!(alone || cpus() == [before[thread]]);
+    });
+    pool.window.since = Instant::now() - WINDOW;
+    pool.window.lost = WINDOW;
+    pool.watch(Instant::now(), Duration::ZERO);
+    assert!(pool.shared.crowded.load(Relaxed));
+    let expected = match threads < before.len() {
+        true => before.clone(),
+        false if alone => before.clone(),
+        false => vec![before[0]],
+    };
+    assert_eq!(cpus(), expected, "it may move over the group");
+    pool.run(tasks, &|_, _| {});
+    pool.window.holds = HOLDS;
+    pool.shared.crowded.store(true, Relaxed);
+    for _ in 0..HOLDS {
+        assert!(pool.shared.crowded.load(Relaxed));
+        pool.window = Window {
+            since: Instant::now() - WINDOW,
+            holds: pool.window.holds,
+            ..Window::new()
         };
-        for (threads, settings) in [(threads, unpinned), (before.len() + 1, settings)] {
-            let mut pool = Pool::with(&placement(threads), settings).expect("threads");
-            pool.run(tasks, &|_, _| assert_eq!(cpus(), before));
-        }
-    })
-    .join()
-    .expect("no panic");
+        pool.watch(Instant::now(), Duration::ZERO);
+    }
+    assert!(!pool.shared.crowded.load(Relaxed), "it recovers");
+    drop(pool);
+    assert_eq!(cpus(), before);
+
+    let unpinned = Settings {
+        pin: false,
+        ..settings
+    };
+    for (threads, settings) in [(threads, unpinned), (before.len() + 1, settings)] {
+        let mut pool = Pool::with(&placement(threads), settings).expect("threads");
+        pool.run(tasks, &|_, _| assert_eq!(cpus(), before));
+    }
 }

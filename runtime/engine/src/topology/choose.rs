@@ -17,12 +17,14 @@ pub struct Want<'a> {
     pub node: Option<usize>,
     /// Whether the number of threads was measured to be the best, and needs no warning.
     pub tuned: bool,
+    /// Whether threads may share CPUs, where there are more of them.
+    pub share: bool,
 }
 
 /// Where threads run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// The CPU of each thread; repeats where there are more threads than CPUs.
+    /// The CPU of each thread; repeats only with [`Want::share`].
     pub cpus: Vec<usize>,
     /// Threads, the caller included; at least one.
     pub threads: usize,
@@ -39,9 +41,15 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Whether threads have to share CPUs.
+    /// Whether there is less CPU time than the threads could use.
     pub fn oversubscribed(&self) -> bool {
         self.threads > self.available
+    }
+
+    /// Whether each thread has a CPU of its own.
+    pub fn apart(&self) -> bool {
+        let apart: std::collections::BTreeSet<&usize> = self.cpus.iter().collect();
+        apart.len() == self.cpus.len()
     }
 }
 
@@ -52,7 +60,7 @@ impl Machine {
     /// several), rounded up, at most 16, and of these only big cores, one CPU of a core, that
     /// affinity mask and control group allow, and not more than the quota. Asked for a number,
     /// it takes the same CPUs in order, then other nodes' big cores, then little ones, then
-    /// SMT siblings, and warns.
+    /// SMT siblings, and warns. It does not take more threads than CPUs, unless they may share.
     pub fn place(&self, want: &Want<'_>) -> Placement {
         let allowed = self.allowed_cpus(want.affinity);
         let strong = strongest(&allowed);
@@ -84,7 +92,12 @@ impl Machine {
             (MOST, "the most that is taken without --threads"),
         ];
         let (default, reason) = limits.into_iter().min_by_key(|l| l.0).unwrap_or(limits[1]);
-        let threads = want.threads.unwrap_or(default.max(1)).max(1);
+        let most = if want.share {
+            usize::MAX
+        } else {
+            allowed.len()
+        };
+        let threads = want.threads.unwrap_or(default).clamp(1, most);
 
         let cpus: Vec<usize> = order
             .iter()
@@ -107,7 +120,7 @@ impl Machine {
                 .filter(|c| !is_big(c))
                 .map(|c| c.number)
                 .collect();
-            warnings(n, allowed.len(), self.quota, &little, best)
+            warnings((n, threads), allowed.len(), self.quota, &little, best)
         });
         let reason = match want.threads {
             Some(_) if want.tuned => "as `runner tune` measured",
@@ -235,16 +248,20 @@ fn strongest(cpus: &[&Cpu]) -> Vec<usize> {
 }
 
 fn warnings(
-    threads: usize,
+    (asked, threads): (usize, usize),
     allowed: usize,
     quota: Option<f64>,
     little: &[usize],
     best: usize,
 ) -> Vec<String> {
     let mut warnings = Vec::new();
-    if threads > allowed {
+    if asked > threads {
         warnings.push(format!(
-            "{threads} threads share {allowed} CPUs and wait for each other: more than {allowed} only cost speed; leave --threads out, or see `runner tune`"
+            "{threads} threads instead of {asked}: there are {allowed} CPUs to run them, and threads that share one wait for each other; --no-pin starts them all"
+        ));
+    } else if threads > allowed {
+        warnings.push(format!(
+            "{threads} threads share {allowed} CPUs and wait for each other: leave --threads out, or see `runner tune`"
         ));
     }
     if let Some(quota) = quota.filter(|&q| threads as f64 > q.max(1.0)) {

@@ -16,6 +16,8 @@ pub(crate) struct Work {
     pub(crate) prompt_tokens: usize,
     pub(crate) decode_tokens: usize,
     pub(crate) repeat: usize,
+    /// Processors that this process may use; asked before the engine pins the thread to one.
+    pub(crate) processors: usize,
 }
 
 /// Rates of all runs in tokens a second, and what the system counted while decoding.
@@ -160,7 +162,7 @@ pub(crate) fn measured(
     let position = work.prompt_tokens as f64 + work.decode_tokens as f64 / 2.0;
     Measured {
         threads: plan.threads,
-        processors: std::thread::available_parallelism().map_or(1, usize::from),
+        processors: work.processors,
         weight_bytes: source.weights.bytes_per_token() as f64,
         cache_bytes: plan.kv_bytes(&source.config) as f64 / plan.context as f64 * position,
         bandwidth,

@@ -5,11 +5,12 @@ mod measure;
 mod report;
 mod verdict;
 
-use std::io::Write;
+use std::io::{StdoutLock, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use myq_engine::{Engine, Mapped, Options, bandwidth, default_threads, memory};
-use myq_model::Source;
+use myq_engine::repack::Repack;
+use myq_engine::{Engine, Mapped, Options, bandwidth, memory};
+use serde::Serialize;
 
 use crate::args::Bench;
 use crate::load::{self, Outcome};
@@ -26,59 +27,81 @@ pub(crate) fn bench(options: &Bench) -> Outcome {
         prompt_tokens: options.prompt_tokens,
         decode_tokens: options.decode_tokens,
         repeat: options.repeat.unwrap_or(default),
+        processors: std::thread::available_parallelism().map_or(1, usize::from),
     };
     if work.prompt_tokens == 0 || work.decode_tokens < 2 || work.repeat == 0 {
         return Err("bench needs at least 1 prompt token, 2 decode tokens and 1 run".into());
     }
-    let mut out = std::io::stdout().lock();
     if options.bandwidth_only {
-        let ceiling = ceiling(options, &bandwidth::thread_counts(most_threads(options)?))?;
+        let probe = Probe::of(options, work.processors)?;
+        let ceiling = ceiling(&probe, &bandwidth::thread_counts(probe.most_threads))?;
         let table = Bandwidth::new(&ceiling);
-        return Ok(match options.json {
-            true => writeln!(out, "{}", serde_json::to_string_pretty(&table)?)?,
-            false => table.print(&mut out)?,
-        });
-    }
-    if options.sweep {
+        show(options, &table, |out| table.print(out))
+    } else if options.sweep {
         let reports = sweep(options, &work)?;
-        return Ok(match options.json {
-            true => writeln!(out, "{}", serde_json::to_string_pretty(&reports)?)?,
-            false => report::print_sweep(&reports, &mut out)?,
-        });
+        show(options, &reports, |out| report::print_sweep(&reports, out))
+    } else {
+        let report = single(options, &work)?;
+        show(options, &report, |out| report.print(out))
     }
-    let report = single(options, &work)?;
-    Ok(match options.json {
-        true => writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?,
-        false => report.print(&mut out)?,
-    })
 }
 
-fn most_threads(options: &Bench) -> Outcome<usize> {
-    match options
-        .model
-        .options()?
-        .threads
-        .unwrap_or_else(default_threads)
-    {
-        n @ 1..=1024 => Ok(n),
-        n => Err(format!("--threads {n}: give 1 to 1024").into()),
+/// On standard output, as JSON or by `print`.
+fn show(
+    options: &Bench,
+    value: &impl Serialize,
+    print: impl FnOnce(&mut StdoutLock<'_>) -> std::io::Result<()>,
+) -> Outcome {
+    let mut out = std::io::stdout().lock();
+    if options.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(value)?)?;
+    } else {
+        print(&mut out)?;
+    }
+    Ok(())
+}
+
+/// What has to be known before the model is opened in earnest.
+struct Probe {
+    /// Threads that it will run with, and the most that a table goes to.
+    threads: usize,
+    most_threads: usize,
+    /// Bytes of weights that a token reads.
+    bytes_per_token: usize,
+    /// Share of the file in memory.
+    resident: Option<f64>,
+}
+
+impl Probe {
+    fn of(options: &Bench, processors: usize) -> Outcome<Probe> {
+        let resident = Mapped::open(&options.model.model)?.residency();
+        let engine_options = Options {
+            prewarm: false,
+            verify: false,
+            lock: false,
+            renew_pages: false,
+            repack: Repack::Never,
+            ..options.model.options()?
+        };
+        let engine = Engine::open(&options.model.model, &engine_options, &mut |_, _| {})?;
+        let threads = engine.plan().threads;
+        let asked = engine_options.threads.is_some();
+        Ok(Probe {
+            threads,
+            most_threads: if asked { threads } else { processors.min(16) },
+            bytes_per_token: engine.source().weights.bytes_per_token(),
+            resident,
+        })
     }
 }
 
 /// The read test, beside what a token of this model reads.
-fn ceiling(options: &Bench, threads: &[usize]) -> Outcome<Ceiling> {
-    let path = &options.model.model;
-    let file = Mapped::open(path)?;
-    let source = Source::open(file.bytes()).map_err(|e| format!("{}: {e}", path.display()))?;
+fn ceiling(probe: &Probe, threads: &[usize]) -> Outcome<Ceiling> {
     let bar = bar("reading memory", threads.len() as u64)?;
-    let ceiling = Ceiling::measure(
-        source.weights.bytes_per_token(),
-        threads,
-        &mut |done, of| {
-            bar.set_length(of);
-            bar.set_position(done);
-        },
-    );
+    let ceiling = Ceiling::measure(probe.bytes_per_token, threads, &mut |done, of| {
+        bar.set_length(of);
+        bar.set_position(done);
+    });
     bar.finish_and_clear();
     ceiling
 }
@@ -92,22 +115,22 @@ fn bar(what: &'static str, steps: u64) -> Outcome<ProgressBar> {
 /// One set-up: speed, and unless `--speed-only` the memory's speed and a verdict.
 fn single(options: &Bench, work: &Work) -> Outcome<Report> {
     // Before anything reads the file.
-    let resident = Mapped::open(&options.model.model)?.residency();
-    let threads = most_threads(options)?;
-    let ceiling = match (options.speed_only, threads) {
+    let probe = Probe::of(options, work.processors)?;
+    let ceiling = match (options.speed_only, probe.threads) {
         (true, _) => None,
-        (_, 1) => Some(ceiling(options, &[1])?),
-        _ => Some(ceiling(options, &[1, threads])?),
+        (_, 1) => Some(ceiling(&probe, &[1])?),
+        (_, n) => Some(ceiling(&probe, &[1, n])?),
     };
     let mut engine = load::open(&options.model)?;
-    let (mut report, runs) = speed(&mut engine, options, work, resident)?;
+    let (mut report, runs) = speed(&mut engine, options, work, probe.resident)?;
     if let Some(ceiling) = ceiling {
         let empty = measure::empty_rate(&mut engine, work.decode_tokens)?;
-        let single = match threads {
-            1 => empty,
-            _ => measure::empty_rate(&mut again(options, 1)?, work.decode_tokens)?,
-        };
-        let m = measure::measured(&engine, work, &runs, &ceiling, (empty, single));
+        let mut m = measure::measured(&engine, work, &runs, &ceiling, (empty, empty));
+        // It may hold a copy of the weights, and there need not be room for two.
+        drop(engine);
+        if m.threads > 1 {
+            m.single_rate = measure::empty_rate(&mut again(options, 1)?, work.decode_tokens)?;
+        }
         report.judged = Some(Judged::new(&ceiling, &m, verdict::verdict(&m)));
     }
     Ok(report)
@@ -115,15 +138,15 @@ fn single(options: &Bench, work: &Work) -> Outcome<Report> {
 
 /// The table of `--sweep`: every number of threads.
 fn sweep(options: &Bench, work: &Work) -> Outcome<Vec<Report>> {
-    let resident = Mapped::open(&options.model.model)?.residency();
-    let counts = bandwidth::thread_counts(most_threads(options)?);
-    let ceiling = ceiling(options, &counts)?;
+    let probe = Probe::of(options, work.processors)?;
+    let counts = bandwidth::thread_counts(probe.most_threads);
+    let ceiling = ceiling(&probe, &counts)?;
     // Reads the file ahead and checks it, once for all rows.
     drop(load::open(&options.model)?);
     let (mut reports, mut single) = (Vec::new(), None);
     for threads in counts {
         let mut engine = again(options, threads)?;
-        let (mut report, runs) = speed(&mut engine, options, work, resident)?;
+        let (mut report, runs) = speed(&mut engine, options, work, probe.resident)?;
         let empty = measure::empty_rate(&mut engine, work.decode_tokens)?;
         // The first row is the one with one thread.
         let single = *single.get_or_insert(empty);
@@ -140,6 +163,7 @@ fn again(options: &Bench, threads: usize) -> Outcome<Engine> {
         threads: Some(threads),
         prewarm: false,
         verify: false,
+        renew_pages: false,
         ..options.model.options()?
     };
     Ok(Engine::open(

@@ -1,0 +1,418 @@
+//! Attention in blocks of keys: widening, products of tiles, and a softmax in steps.
+//!
+//! ```text
+//! prompt:  keys, values widened once a block; scores = queries · transposed keys, mix = weights
+//!          · values: both the same product of fp32 matrices
+//! decode:  the few queries of a head share the load and widening of each key and value
+//! ```
+//!
+//! Deviations:
+//! 1. *Product*: tiles of R rows × 2 vectors stay in registers over the whole inner length. A
+//!    value of `a` is broadcast by the load unit; none of the sums crosses lanes.
+//! 2. *Transposing* is done on fp16, sixteen keys × eight values at once: keys 0–7 in the low
+//!    halves, 8–15 in the high, so that a vector ends as one value of sixteen keys.
+//! 3. *Decode*: three queries × four keys (or four vectors of values): four widenings for
+//!    twelve multiply-adds, which are 12 products a cycle where both take the same ports. 512
+//!    bits gain nothing for scores: at 64 values a head, sums over lanes cost as much as products.
+
+#![expect(
+    unsafe_op_in_unsafe_fn,
+    reason = "every function here is part of a loop that needs its instruction set and checked lengths"
+)]
+
+use crate::Level;
+use crate::lanes::{Eight, Lanes, Sixteen};
+use myq_blocks::f16;
+use std::arch::x86_64::*;
+
+/// See `Kernels::product`.
+///
+/// # Panics
+/// If `a` or `out` is too short.
+pub(crate) fn product(level: Level, a: &[f32], b: &[f32], inner: usize, out: &mut [f32]) {
+    let (n, m) = (a.len() / inner, b.len() / inner);
+    assert!(out.len() >= n * m, "room for a product");
+    let shape = Shape { n, m, inner };
+    // SAFETY: a `Level` is made where the processor has its instructions; the lengths are those
+    // of the shape.
+    unsafe {
+        match level {
+            Level::Avx512 => product_512(a, b, shape, out),
+            _ => product_256(a, b, shape, out),
+        }
+    }
+}
+
+/// `out` is n × m, `a` n × inner, `b` inner × m.
+#[derive(Clone, Copy)]
+struct Shape {
+    n: usize,
+    m: usize,
+    inner: usize,
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn product_256(a: &[f32], b: &[f32], shape: Shape, out: &mut [f32]) {
+    let done = panels::<Eight, 6, 2>(a, b, shape, 0, out);
+    let done = panels::<Eight, 6, 1>(a, b, shape, done, out);
+    remainder(a, b, shape, done, out);
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn product_512(a: &[f32], b: &[f32], shape: Shape, out: &mut [f32]) {
+    let done = panels::<Sixteen, 12, 2>(a, b, shape, 0, out);
+    let done = panels::<Sixteen, 12, 1>(a, b, shape, done, out);
+    let done = panels::<Eight, 6, 1>(a, b, shape, done, out);
+    remainder(a, b, shape, done, out);
+}
+
+/// Columns `from ..` of the result in panels of `W` vectors, rows `R` at a time; gives the
+/// first column that is left.
+#[inline(always)]
+unsafe fn panels<L: Lanes, const R: usize, const W: usize>(
+    a: &[f32],
+    b: &[f32],
+    shape: Shape,
+    from: usize,
+    out: &mut [f32],
+) -> usize {
+    let mut j = from;
+    while j + W * L::LEN <= shape.m {
+        let mut i = 0;
+        while i + R <= shape.n {
+            tile::<L, R, W>(a, b, shape, (i, j), out);
+            i += R;
+        }
+        // What is left of R rows: 6 + 4 + 2 + 1 covers up to 12.
+        if R > 6 && i + 6 <= shape.n {
+            tile::<L, 6, W>(a, b, shape, (i, j), out);
+            i += 6;
+        }
+        if i + 4 <= shape.n {
+            tile::<L, 4, W>(a, b, shape, (i, j), out);
+            i += 4;
+        }
+        if i + 2 <= shape.n {
+            tile::<L, 2, W>(a, b, shape, (i, j), out);
+            i += 2;
+        }
+        if i < shape.n {
+            tile::<L, 1, W>(a, b, shape, (i, j), out);
+        }
+        j += W * L::LEN;
+    }
+    j
+}
+
+/// `R` rows × `W` vectors of the result.
+#[inline(always)]
+unsafe fn tile<L: Lanes, const R: usize, const W: usize>(
+    a: &[f32],
+    b: &[f32],
+    shape: Shape,
+    (i, j): (usize, usize),
+    out: &mut [f32],
+) {
+    let Shape { m, inner, .. } = shape;
+    debug_assert!((i + R) * inner <= a.len() && j + W * L::LEN <= m && (i + R) * m <= out.len());
+    // Within `a`, `b` and `out`: i + R ≤ n rows and j + W·LEN ≤ m columns.
+    let (a, mut b) = (a.as_ptr().add(i * inner), b.as_ptr().add(j));
+    let out = out.as_mut_ptr().add(i * m + j);
+    let mut total = [[L::zero(); W]; R];
+    for t in 0..inner {
+        let mut v = [L::zero(); W];
+        for (w, v) in v.iter_mut().enumerate() {
+            *v = L::load(b.add(w * L::LEN));
+        }
+        for (r, total) in total.iter_mut().enumerate() {
+            let x = L::splat(*a.add(r * inner + t));
+            for (total, v) in total.iter_mut().zip(v) {
+                *total = L::fma(x, v, *total);
+            }
+        }
+        b = b.wrapping_add(m);
+    }
+    for (r, total) in total.into_iter().enumerate() {
+        for (w, total) in total.into_iter().enumerate() {
+            let to = out.add(r * m + w * L::LEN);
+            L::store(L::add(L::load(to), total), to);
+        }
+    }
+}
+
+/// The columns that do not fill a vector.
+#[inline(always)]
+fn remainder(a: &[f32], b: &[f32], shape: Shape, from: usize, out: &mut [f32]) {
+    let Shape { m, inner, .. } = shape;
+    if from == m {
+        return;
+    }
+    for (a, out) in a.chunks_exact(inner).zip(out.chunks_exact_mut(m)) {
+        for (a, b) in a.iter().zip(b.chunks_exact(m)) {
+            for (o, b) in out[from..].iter_mut().zip(&b[from..]) {
+                *o += a * b;
+            }
+        }
+    }
+}
+
+/// See `Kernels::to_f32`.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn to_f32(x: &[f16], out: &mut [f32]) {
+    let (eights, last) = x.as_chunks::<8>();
+    let (outs, last_out) = out.as_chunks_mut::<8>();
+    for (x, out) in eights.iter().zip(outs) {
+        // SAFETY: both are eight values; the instructions are this function's.
+        unsafe { Eight::store(Eight::load_f16(x.as_ptr().cast()), out.as_mut_ptr()) };
+    }
+    last_out
+        .iter_mut()
+        .zip(last)
+        .for_each(|(o, x)| *o = x.to_f32());
+}
+
+/// See `Kernels::transpose`.
+///
+/// # Panics
+/// If `out` has no room for the keys.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn transpose(keys: &[f16], dim: usize, out: &mut [f32]) {
+    let (n, m) = (keys.len() / dim, out.len() / dim);
+    assert!(n <= m, "room for the keys");
+    let eights = dim / 8 * 8;
+    for j in (0..m / 16 * 16).step_by(16) {
+        for i in (0..eights).step_by(8) {
+            let rows = std::array::from_fn(|r| match keys.get((j + r) * dim..) {
+                Some(key) if key.len() >= dim => *key[i..].first_chunk().unwrap_or(&[f16::ZERO; 8]),
+                _ => [f16::ZERO; 8],
+            });
+            sixteen_keys(&rows, i * m + j, m, out);
+        }
+    }
+    // Values and places that fill no square.
+    for (i, row) in out.chunks_exact_mut(m).enumerate() {
+        let from = if i < eights { m / 16 * 16 } else { 0 };
+        for (j, o) in row.iter_mut().enumerate().skip(from) {
+            *o = keys.get(j * dim + i).map_or(0.0, |k| k.to_f32());
+        }
+    }
+}
+
+/// Eight values of sixteen keys: rows of `out` that begin at `at` and are `m` apart.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn sixteen_keys(rows: &[[f16; 8]; 16], at: usize, m: usize, out: &mut [f32]) {
+    let v: [__m256i; 8] = std::array::from_fn(|r| {
+        // SAFETY: each row has the sixteen bytes of the load.
+        unsafe {
+            let low = _mm_loadu_si128(rows[r].as_ptr().cast());
+            let high = _mm_loadu_si128(rows[r + 8].as_ptr().cast());
+            _mm256_set_m128i(high, low)
+        }
+    });
+    // Pairs of keys, then fours, then eights; in each half on its own.
+    let low16 = |i: usize| _mm256_unpacklo_epi16(v[i], v[i + 1]);
+    let high16 = |i: usize| _mm256_unpackhi_epi16(v[i], v[i + 1]);
+    let two: [__m256i; 8] =
+        std::array::from_fn(|i| if i < 4 { low16(2 * i) } else { high16(2 * (i - 4)) });
+    // two[k]: values 0–3 of keys 2k, 2k + 1; two[4 + k]: values 4–7.
+    let four = |base: usize| {
+        let (a, b) = (two[base], two[base + 1]);
+        [_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)]
+    };
+    // [values 0, 1] and [values 2, 3] of keys 0–3 and 4–7, then the same of values 4–7.
+    for (half, base) in [(0, 0), (4, 4)] {
+        let (first, second) = (four(base), four(base + 2));
+        for pair in 0..2 {
+            let (a, b) = (first[pair], second[pair]);
+            let values = [_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)];
+            for (k, v) in values.into_iter().enumerate() {
+                let place = at + (half + 2 * pair + k) * m;
+                let place = &mut out[place..place + 16];
+                let halves = [
+                    _mm256_castsi256_si128(v),
+                    _mm256_extracti128_si256::<1>(v),
+                ];
+                for (place, v) in place.as_chunks_mut::<8>().0.iter_mut().zip(halves) {
+                    // SAFETY: the place is eight values.
+                    unsafe { _mm256_storeu_ps(place.as_mut_ptr(), _mm256_cvtph_ps(v)) };
+                }
+            }
+        }
+    }
+}
+
+/// See `Kernels::score_group`.
+///
+/// # Panics
+/// If `out` has no room for the scores.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn score_group(q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
+    let (queries, n) = (q.len() / dim, keys.len() / dim);
+    assert!(out.len() >= queries * n, "room for the scores");
+    let mut i = 0;
+    while i < queries {
+        let (q, out) = (&q[i * dim..], &mut out[i * n..]);
+        // SAFETY: the instructions are this function's; `q`, `keys` and `out` hold as many
+        // queries, keys and scores as the const argument and n say.
+        unsafe {
+            i += match queries - i {
+                // Four are two twos, not three and one.
+                3 | 5.. => score_some::<3>(q, keys, dim, n, out),
+                2 | 4 => score_some::<2>(q, keys, dim, n, out),
+                _ => score_some::<1>(q, keys, dim, n, out),
+            };
+        }
+    }
+}
+
+/// `R` queries with all keys, four keys at a time; gives R.
+#[inline(always)]
+unsafe fn score_some<const R: usize>(
+    q: &[f32],
+    keys: &[f16],
+    dim: usize,
+    n: usize,
+    out: &mut [f32],
+) -> usize {
+    for j in (0..n).step_by(4) {
+        // The last keys again where fewer than four are left.
+        let key: [&[f16]; 4] = std::array::from_fn(|k| &keys[(j + k).min(n - 1) * dim..][..dim]);
+        let mut total = [[_mm256_setzero_ps(); 4]; R];
+        for i in (0..dim / 8 * 8).step_by(8) {
+            let mut v = [_mm256_setzero_ps(); 4];
+            for (v, key) in v.iter_mut().zip(key) {
+                *v = Eight::load_f16(key.as_ptr().add(i).cast());
+            }
+            for (r, total) in total.iter_mut().enumerate() {
+                let x = Eight::load(q.as_ptr().add(r * dim + i));
+                for (total, v) in total.iter_mut().zip(v) {
+                    *total = _mm256_fmadd_ps(x, v, *total);
+                }
+            }
+        }
+        for (r, total) in total.into_iter().enumerate() {
+            let mut four = [0.0; 4];
+            _mm_storeu_ps(four.as_mut_ptr(), Eight::sums(total));
+            for i in dim / 8 * 8..dim {
+                for (four, key) in four.iter_mut().zip(key) {
+                    *four += q[r * dim + i] * key[i].to_f32();
+                }
+            }
+            let place = &mut out[r * n + j..r * n + n.min(j + 4)];
+            place.copy_from_slice(&four[..place.len()]);
+        }
+    }
+    R
+}
+
+/// See `Kernels::mix_group`.
+///
+/// # Panics
+/// If `p` is too short or `out` has no room for the sums.
+pub(crate) fn mix_group(level: Level, p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
+    let (queries, n) = (out.len() / dim, values.len() / dim);
+    assert!(p.len() >= queries * n, "weights of all values");
+    // SAFETY: a `Level` is made where the processor has its instructions; the lengths are as
+    // checked.
+    unsafe {
+        match level {
+            Level::Avx512 => mix_512(p, values, dim, out),
+            _ => mix_256(p, values, dim, out),
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn mix_256(p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
+    mix_all::<Eight, 3>(p, values, dim, out);
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn mix_512(p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
+    mix_all::<Sixteen, 6>(p, values, dim, out);
+}
+
+/// Queries `MOST` at a time.
+#[inline(always)]
+unsafe fn mix_all<L: Lanes, const MOST: usize>(
+    p: &[f32],
+    values: &[f16],
+    dim: usize,
+    out: &mut [f32],
+) {
+    let (queries, n) = (out.len() / dim, values.len() / dim);
+    let mut i = 0;
+    while i < queries {
+        let (p, out) = (&p[i * n..], &mut out[i * dim..]);
+        i += match queries - i {
+            6.. if MOST >= 6 => mix_some::<L, 6>(p, values, dim, out),
+            3.. => mix_some::<L, 3>(p, values, dim, out),
+            2 => mix_some::<L, 2>(p, values, dim, out),
+            _ => mix_some::<L, 1>(p, values, dim, out),
+        };
+    }
+}
+
+/// `R` queries: the values of four vectors at a time, then of one; gives R.
+#[inline(always)]
+unsafe fn mix_some<L: Lanes, const R: usize>(
+    p: &[f32],
+    values: &[f16],
+    dim: usize,
+    out: &mut [f32],
+) -> usize {
+    let n = values.len() / dim;
+    let mut at = 0;
+    while at + 4 * L::LEN <= dim {
+        mix_part::<L, R, 4>(p, values, (dim, at), out);
+        at += 4 * L::LEN;
+    }
+    while at + L::LEN <= dim {
+        mix_part::<L, R, 1>(p, values, (dim, at), out);
+        at += L::LEN;
+    }
+    while at + 8 <= dim {
+        mix_part::<Eight, R, 1>(p, values, (dim, at), out);
+        at += 8;
+    }
+    for r in 0..R {
+        for i in at..dim {
+            for j in 0..n {
+                out[r * dim + i] += p[r * n + j] * values[j * dim + i].to_f32();
+            }
+        }
+    }
+    R
+}
+
+/// `W` vectors of values from `at` on.
+#[inline(always)]
+unsafe fn mix_part<L: Lanes, const R: usize, const W: usize>(
+    p: &[f32],
+    values: &[f16],
+    (dim, at): (usize, usize),
+    out: &mut [f32],
+) {
+    let n = values.len() / dim;
+    debug_assert!(p.len() >= R * n && out.len() >= R * dim && at + W * L::LEN <= dim);
+    let mut total = [[L::zero(); W]; R];
+    for j in 0..n {
+        let mut v = [L::zero(); W];
+        for (w, v) in v.iter_mut().enumerate() {
+            *v = L::load_f16(values.as_ptr().add(j * dim + at + w * L::LEN).cast());
+        }
+        for (r, total) in total.iter_mut().enumerate() {
+            let x = L::splat(*p.as_ptr().add(r * n + j));
+            for (total, v) in total.iter_mut().zip(v) {
+                *total = L::fma(x, v, *total);
+            }
+        }
+    }
+    for (r, total) in total.into_iter().enumerate() {
+        for (w, total) in total.into_iter().enumerate() {
+            let to = out.as_mut_ptr().add(r * dim + at + w * L::LEN);
+            L::store(L::add(L::load(to), total), to);
+        }
+    }
+}
