@@ -12,8 +12,8 @@
 //! 2. *Transposing* is done on fp16, sixteen keys × eight values at once: keys 0–7 in the low
 //!    halves, 8–15 in the high, so that a vector ends as one value of sixteen keys.
 //! 3. *Decode*: three queries × four keys (or four vectors of values): four widenings for
-//!    twelve multiply-adds, which are 12 products a cycle where both take the same ports. 512
-//!    bits gain nothing for scores: at 64 values a head, sums over lanes cost as much as products.
+//!    twelve multiply-adds, which are 12 products a cycle where both take the same ports; six
+//!    queries with AVX-512.
 
 #![expect(
     unsafe_op_in_unsafe_fn,
@@ -182,11 +182,24 @@ pub(crate) fn transpose(keys: &[f16], dim: usize, out: &mut [f32]) {
     let eights = dim / 8 * 8;
     for j in (0..m / 16 * 16).step_by(16) {
         for i in (0..eights).step_by(8) {
-            let rows = std::array::from_fn(|r| match keys.get((j + r) * dim..) {
-                Some(key) if key.len() >= dim => *key[i..].first_chunk().unwrap_or(&[f16::ZERO; 8]),
-                _ => [f16::ZERO; 8],
-            });
-            sixteen_keys(&rows, i * m + j, m, out);
+            let at = i * m + j;
+            if j + 16 <= n {
+                // SAFETY: eight values from i on of each of sixteen keys are there.
+                let rows = std::array::from_fn(|r| unsafe {
+                    _mm_loadu_si128(keys.as_ptr().add((j + r) * dim + i).cast())
+                });
+                sixteen_keys(&rows, at, m, out);
+            } else {
+                let rows = std::array::from_fn(|r| match keys.get((j + r) * dim + i..) {
+                    // SAFETY: the chunk is the sixteen bytes of the load.
+                    Some(part) if j + r < n => unsafe {
+                        let eight = part.first_chunk().unwrap_or(&[f16::ZERO; 8]);
+                        _mm_loadu_si128(eight.as_ptr().cast())
+                    },
+                    _ => _mm_setzero_si128(),
+                });
+                sixteen_keys(&rows, at, m, out);
+            }
         }
     }
     // Values and places that fill no square.
@@ -201,20 +214,18 @@ pub(crate) fn transpose(keys: &[f16], dim: usize, out: &mut [f32]) {
 /// Eight values of sixteen keys: rows of `out` that begin at `at` and are `m` apart.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn sixteen_keys(rows: &[[f16; 8]; 16], at: usize, m: usize, out: &mut [f32]) {
-    let v: [__m256i; 8] = std::array::from_fn(|r| {
-        // SAFETY: each row has the sixteen bytes of the load.
-        unsafe {
-            let low = _mm_loadu_si128(rows[r].as_ptr().cast());
-            let high = _mm_loadu_si128(rows[r + 8].as_ptr().cast());
-            _mm256_set_m128i(high, low)
-        }
-    });
+fn sixteen_keys(rows: &[__m128i; 16], at: usize, m: usize, out: &mut [f32]) {
+    let v: [__m256i; 8] = std::array::from_fn(|r| _mm256_set_m128i(rows[r + 8], rows[r]));
     // Pairs of keys, then fours, then eights; in each half on its own.
     let low16 = |i: usize| _mm256_unpacklo_epi16(v[i], v[i + 1]);
     let high16 = |i: usize| _mm256_unpackhi_epi16(v[i], v[i + 1]);
-    let two: [__m256i; 8] =
-        std::array::from_fn(|i| if i < 4 { low16(2 * i) } else { high16(2 * (i - 4)) });
+    let two: [__m256i; 8] = std::array::from_fn(|i| {
+        if i < 4 {
+            low16(2 * i)
+        } else {
+            high16(2 * (i - 4))
+        }
+    });
     // two[k]: values 0–3 of keys 2k, 2k + 1; two[4 + k]: values 4–7.
     let four = |base: usize| {
         let (a, b) = (two[base], two[base + 1]);
@@ -229,10 +240,7 @@ fn sixteen_keys(rows: &[[f16; 8]; 16], at: usize, m: usize, out: &mut [f32]) {
             for (k, v) in values.into_iter().enumerate() {
                 let place = at + (half + 2 * pair + k) * m;
                 let place = &mut out[place..place + 16];
-                let halves = [
-                    _mm256_castsi256_si128(v),
-                    _mm256_extracti128_si256::<1>(v),
-                ];
+                let halves = [_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v)];
                 for (place, v) in place.as_chunks_mut::<8>().0.iter_mut().zip(halves) {
                     // SAFETY: the place is eight values.
                     unsafe { _mm256_storeu_ps(place.as_mut_ptr(), _mm256_cvtph_ps(v)) };
@@ -246,64 +254,133 @@ fn sixteen_keys(rows: &[[f16; 8]; 16], at: usize, m: usize, out: &mut [f32]) {
 ///
 /// # Panics
 /// If `out` has no room for the scores.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn score_group(q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
+pub(crate) fn score_group(level: Level, q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
     let (queries, n) = (q.len() / dim, keys.len() / dim);
     assert!(out.len() >= queries * n, "room for the scores");
-    let mut i = 0;
-    while i < queries {
-        let (q, out) = (&q[i * dim..], &mut out[i * n..]);
-        // SAFETY: the instructions are this function's; `q`, `keys` and `out` hold as many
-        // queries, keys and scores as the const argument and n say.
-        unsafe {
-            i += match queries - i {
-                // Four are two twos, not three and one.
-                3 | 5.. => score_some::<3>(q, keys, dim, n, out),
-                2 | 4 => score_some::<2>(q, keys, dim, n, out),
-                _ => score_some::<1>(q, keys, dim, n, out),
-            };
+    // SAFETY: a `Level` is made where the processor has its instructions; the lengths are as
+    // checked.
+    unsafe {
+        match level {
+            Level::Avx512 => scores_512(q, keys, dim, out),
+            _ => scores_256(q, keys, dim, out),
         }
     }
 }
 
-/// `R` queries with all keys, four keys at a time; gives R.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn scores_256(q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
+    scores_all::<Eight, 3>(q, keys, dim, out);
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn scores_512(q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
+    scores_all::<Sixteen, 6>(q, keys, dim, out);
+}
+
+/// Queries to take next of `left`, at most `most`, so that no single one remains.
 #[inline(always)]
-unsafe fn score_some<const R: usize>(
+fn some_of(left: usize, most: usize) -> usize {
+    match left {
+        6 | 9.. if most >= 6 => 6,
+        4 | 7 | 8 if most >= 6 => 4,
+        3 | 5.. => 3,
+        2 | 4 => 2,
+        _ => 1,
+    }
+}
+
+/// Up to `MOST` queries at a time.
+#[inline(always)]
+unsafe fn scores_all<L: Lanes, const MOST: usize>(
     q: &[f32],
     keys: &[f16],
     dim: usize,
-    n: usize,
     out: &mut [f32],
-) -> usize {
-    for j in (0..n).step_by(4) {
-        // The last keys again where fewer than four are left.
-        let key: [&[f16]; 4] = std::array::from_fn(|k| &keys[(j + k).min(n - 1) * dim..][..dim]);
-        let mut total = [[_mm256_setzero_ps(); 4]; R];
-        for i in (0..dim / 8 * 8).step_by(8) {
-            let mut v = [_mm256_setzero_ps(); 4];
-            for (v, key) in v.iter_mut().zip(key) {
-                *v = Eight::load_f16(key.as_ptr().add(i).cast());
-            }
-            for (r, total) in total.iter_mut().enumerate() {
-                let x = Eight::load(q.as_ptr().add(r * dim + i));
-                for (total, v) in total.iter_mut().zip(v) {
-                    *total = _mm256_fmadd_ps(x, v, *total);
-                }
-            }
+) {
+    let (queries, n) = (q.len() / dim, keys.len() / dim);
+    let mut i = 0;
+    while i < queries {
+        let (q, out) = (&q[i * dim..], &mut out[i * n..]);
+        let some = some_of(queries - i, MOST);
+        match some {
+            6 => scores_some::<L, 6>(q, keys, dim, out),
+            4 => scores_some::<L, 4>(q, keys, dim, out),
+            3 => scores_some::<L, 3>(q, keys, dim, out),
+            2 => scores_some::<L, 2>(q, keys, dim, out),
+            _ => scores_some::<L, 1>(q, keys, dim, out),
         }
-        for (r, total) in total.into_iter().enumerate() {
-            let mut four = [0.0; 4];
-            _mm_storeu_ps(four.as_mut_ptr(), Eight::sums(total));
-            for i in dim / 8 * 8..dim {
-                for (four, key) in four.iter_mut().zip(key) {
-                    *four += q[r * dim + i] * key[i].to_f32();
-                }
-            }
-            let place = &mut out[r * n + j..r * n + n.min(j + 4)];
-            place.copy_from_slice(&four[..place.len()]);
+        i += some;
+    }
+}
+
+/// `R` queries with all keys, four keys at a time.
+#[inline(always)]
+unsafe fn scores_some<L: Lanes, const R: usize>(
+    q: &[f32],
+    keys: &[f16],
+    dim: usize,
+    out: &mut [f32],
+) {
+    let n = keys.len() / dim;
+    debug_assert!(q.len() >= R * dim && out.len() >= R * n);
+    let fours = n / 4 * 4;
+    for j in (0..fours).step_by(4) {
+        let first = keys.as_ptr().add(j * dim);
+        let key = [0, 1, 2, 3].map(|k| first.wrapping_add(k * dim));
+        let totals = dots::<L, R>(q.as_ptr(), key, dim);
+        for (r, four) in totals.into_iter().enumerate() {
+            _mm_storeu_ps(out.as_mut_ptr().add(r * n + j), four);
         }
     }
-    R
+    if fours < n {
+        // The last key again where fewer than four are left.
+        let key = [0, 1, 2, 3].map(|k| keys[(fours + k).min(n - 1) * dim..].as_ptr());
+        let totals = dots::<L, R>(q.as_ptr(), key, dim);
+        for (r, total) in totals.into_iter().enumerate() {
+            let mut four = [0.0; 4];
+            _mm_storeu_ps(four.as_mut_ptr(), total);
+            for (out, v) in out[r * n + fours..(r + 1) * n].iter_mut().zip(four) {
+                *out = v;
+            }
+        }
+    }
+}
+
+/// `R` queries times four keys.
+#[inline(always)]
+unsafe fn dots<L: Lanes, const R: usize>(
+    q: *const f32,
+    key: [*const f16; 4],
+    dim: usize,
+) -> [__m128; R] {
+    let mut total = [[L::zero(); 4]; R];
+    let mut i = 0;
+    while i + L::LEN <= dim {
+        let mut v = [L::zero(); 4];
+        for (v, key) in v.iter_mut().zip(key) {
+            *v = L::load_f16(key.add(i).cast());
+        }
+        for (r, total) in total.iter_mut().enumerate() {
+            let x = L::load(q.add(r * dim + i));
+            for (total, v) in total.iter_mut().zip(v) {
+                *total = L::fma(x, v, *total);
+            }
+        }
+        i += L::LEN;
+    }
+    let mut out = [_mm_setzero_ps(); R];
+    for (out, total) in out.iter_mut().zip(total) {
+        *out = L::sums(total);
+    }
+    while i < dim {
+        let v = key.map(|key| (*key.add(i)).to_f32());
+        let v = _mm_setr_ps(v[0], v[1], v[2], v[3]);
+        for (r, out) in out.iter_mut().enumerate() {
+            *out = _mm_fmadd_ps(_mm_set1_ps(*q.add(r * dim + i)), v, *out);
+        }
+        i += 1;
+    }
+    out
 }
 
 /// See `Kernels::mix_group`.
@@ -345,23 +422,26 @@ unsafe fn mix_all<L: Lanes, const MOST: usize>(
     let mut i = 0;
     while i < queries {
         let (p, out) = (&p[i * n..], &mut out[i * dim..]);
-        i += match queries - i {
-            6.. if MOST >= 6 => mix_some::<L, 6>(p, values, dim, out),
-            3.. => mix_some::<L, 3>(p, values, dim, out),
+        let some = some_of(queries - i, MOST);
+        match some {
+            6 => mix_some::<L, 6>(p, values, dim, out),
+            4 => mix_some::<L, 4>(p, values, dim, out),
+            3 => mix_some::<L, 3>(p, values, dim, out),
             2 => mix_some::<L, 2>(p, values, dim, out),
             _ => mix_some::<L, 1>(p, values, dim, out),
-        };
+        }
+        i += some;
     }
 }
 
-/// `R` queries: the values of four vectors at a time, then of one; gives R.
+/// `R` queries: the values of four vectors at a time, then of one.
 #[inline(always)]
 unsafe fn mix_some<L: Lanes, const R: usize>(
     p: &[f32],
     values: &[f16],
     dim: usize,
     out: &mut [f32],
-) -> usize {
+) {
     let n = values.len() / dim;
     let mut at = 0;
     while at + 4 * L::LEN <= dim {
@@ -383,7 +463,6 @@ unsafe fn mix_some<L: Lanes, const R: usize>(
             }
         }
     }
-    R
 }
 
 /// `W` vectors of values from `at` on.

@@ -28,9 +28,7 @@ impl Avx2 {
         // SAFETY: `self` was made by `with`, which found the instructions.
         unsafe {
             match w.dtype() {
-                DType::F32 => float::matmul::<float::F32, 4>(w, c, out),
-                DType::F16 => float::matmul::<float::F16, 2>(w, c, out),
-                DType::BF16 => float::matmul::<float::Bf16, 2>(w, c, out),
+                DType::F32 | DType::F16 | DType::BF16 => float::matmul(self.level, w, c, out),
                 DType::Q4_0 => rows::matmul(flat::Q4_0, w, c, out),
                 DType::Q4_1 => rows::matmul(flat::Q4_1, w, c, out),
                 DType::Q5_0 => rows::matmul(flat::Q5_0, w, c, out),
@@ -90,13 +88,11 @@ impl Kernels for Avx2 {
     }
 
     fn swiglu(self, gate: &mut [f32], up: &[f32]) {
-        // SAFETY: `self` was made by `with`, which found the instructions.
-        unsafe { vector::swiglu(gate, up) }
+        vector::swiglu(self.level, gate, up);
     }
 
     fn softmax(self, x: &mut [f32]) {
-        // SAFETY: `self` was made by `with`, which found the instructions.
-        unsafe { vector::softmax(x) }
+        vector::softmax(self.level, x);
     }
 
     fn scores(self, q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]) {
@@ -129,13 +125,11 @@ impl Kernels for Avx2 {
     }
 
     fn exp_block(self, x: &mut [f32], max: f32) -> (f32, f32) {
-        // SAFETY: `self` was made by `with`, which found the instructions.
-        unsafe { vector::exp_block(x, max) }
+        vector::exp_block(self.level, x, max)
     }
 
     fn score_group(self, q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
-        // SAFETY: `self` was made by `with`, which found the instructions.
-        unsafe { attention::score_group(q, keys, dim, out) }
+        attention::score_group(self.level, q, keys, dim, out);
     }
 
     fn mix_group(self, p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {

@@ -11,54 +11,12 @@
 //! 2. Scores take four keys at a time (one load of q serves four), mixes 64 values at a time
 //!    in registers over all positions.
 
+use crate::Level;
 use crate::format::{load_f32, store_f32};
+use crate::lanes::{Eight, Lanes, Sixteen};
 use crate::rows::sum;
 use myq_blocks::f16;
 use std::arch::x86_64::*;
-
-/// Smallest argument whose exponential is a normal number; below, [`exp`] gives zero.
-const LOWEST: f32 = -87.336_54;
-/// Largest argument; above, [`exp`] gives infinity.
-const HIGHEST: f32 = 88.376_26;
-
-/// Exponential of eight numbers, within 2 units of the last place (tested below).
-///
-/// The polynomial interpolates at Chebyshev points of |r| ≤ ln 2 / 2 and is off by 2.6e-9 of
-/// the value; what remains is rounding.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn exp(x: __m256) -> __m256 {
-    const P: [f32; 7] = [
-        1.0,
-        1.000_000_04,
-        0.5,
-        0.166_664_15,
-        0.041_666_35,
-        0.008_375_135,
-        0.001_394_111_9,
-    ];
-    let set = |v| _mm256_set1_ps(v);
-    let clamped = _mm256_min_ps(_mm256_max_ps(x, set(LOWEST)), set(HIGHEST));
-    let n = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm256_mul_ps(
-        clamped,
-        set(std::f32::consts::LOG2_E),
-    ));
-    // ln 2 = 355/512 − 2.12194440e-4: the first product is exact.
-    let r = _mm256_fnmadd_ps(n, set(0.693_359_4), clamped);
-    let r = _mm256_fnmadd_ps(n, set(-2.121_944_4e-4), r);
-    let mut p = set(P[6]);
-    for c in P[..6].iter().rev() {
-        p = _mm256_fmadd_ps(p, r, set(*c));
-    }
-    let power = _mm256_slli_epi32::<23>(_mm256_add_epi32(
-        _mm256_cvtps_epi32(n),
-        _mm256_set1_epi32(127),
-    ));
-    let y = _mm256_mul_ps(p, _mm256_castsi256_ps(power));
-    let y = _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, set(LOWEST)), y);
-    let above = _mm256_cmp_ps::<_CMP_GT_OQ>(x, set(HIGHEST));
-    _mm256_blendv_ps(y, set(f32::INFINITY), above)
-}
 
 /// Up to eight values, filled up with `fill`.
 #[inline]
@@ -70,13 +28,22 @@ fn padded(x: &[f32], fill: f32) -> [f32; 8] {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let mut squares = [_mm256_setzero_ps(); 4];
-    let (whole, rest) = x.as_chunks::<8>();
-    for (i, v) in whole.iter().enumerate() {
-        let v = load_f32(v, 0);
-        squares[i % 4] = _mm256_fmadd_ps(v, v, squares[i % 4]);
+    let (whole, rest) = x.as_chunks::<32>();
+    for x in whole {
+        for (i, squares) in squares.iter_mut().enumerate() {
+            let v = load_f32(x, 8 * i);
+            *squares = _mm256_fmadd_ps(v, v, *squares);
+        }
     }
-    let last = load_f32(&padded(rest, 0.0), 0);
-    squares[0] = _mm256_fmadd_ps(last, last, squares[0]);
+    let (eights, rest) = rest.as_chunks::<8>();
+    for x in eights {
+        let v = load_f32(x, 0);
+        squares[0] = _mm256_fmadd_ps(v, v, squares[0]);
+    }
+    if !rest.is_empty() {
+        let last = load_f32(&padded(rest, 0.0), 0);
+        squares[1] = _mm256_fmadd_ps(last, last, squares[1]);
+    }
     let total = _mm256_add_ps(
         _mm256_add_ps(squares[0], squares[1]),
         _mm256_add_ps(squares[2], squares[3]),
@@ -88,83 +55,131 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
 }
 
 /// See `Kernels::swiglu`.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn swiglu(gate: &mut [f32], up: &[f32]) {
-    let (gates, last) = gate.as_chunks_mut::<8>();
-    let (ups, last_up) = up.as_chunks::<8>();
-    for (g, u) in gates.iter_mut().zip(ups) {
-        let v = silu_times(load_f32(g, 0), load_f32(u, 0));
-        store_f32(g, 0, v);
+///
+/// # Panics
+/// If the lengths differ.
+pub(crate) fn swiglu(level: Level, gate: &mut [f32], up: &[f32]) {
+    assert!(gate.len() == up.len(), "gate and up of one length");
+    // SAFETY: a `Level` is made where the processor has its instructions; the lengths are equal.
+    unsafe {
+        match level {
+            Level::Avx512 => swiglu_512(gate, up),
+            _ => swiglu_256(gate, up),
+        }
     }
-    let mut eight = padded(last, 0.0);
-    let v = silu_times(load_f32(&eight, 0), load_f32(&padded(last_up, 0.0), 0));
-    store_f32(&mut eight, 0, v);
-    last.copy_from_slice(&eight[..last.len()]);
 }
 
-#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn silu_times(g: __m256, u: __m256) -> __m256 {
-    let e = exp(_mm256_xor_ps(g, _mm256_set1_ps(-0.0)));
-    let silu = _mm256_div_ps(g, _mm256_add_ps(_mm256_set1_ps(1.0), e));
-    _mm256_mul_ps(silu, u)
+unsafe fn swiglu_256(gate: &mut [f32], up: &[f32]) {
+    // SAFETY: the instructions are this function's; the lengths are the caller's promise.
+    unsafe { swiglu_of::<Eight>(gate, up) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn swiglu_512(gate: &mut [f32], up: &[f32]) {
+    // SAFETY: as above.
+    unsafe { swiglu_of::<Sixteen>(gate, up) }
+}
+
+/// # Safety
+/// The processor has the instructions; the lengths are equal.
+#[inline(always)]
+unsafe fn swiglu_of<L: Lanes>(gate: &mut [f32], up: &[f32]) {
+    let whole = gate.len() / L::LEN * L::LEN;
+    for i in (0..whole).step_by(L::LEN) {
+        // SAFETY: i + LEN ≤ the length of both.
+        unsafe { silu_times::<L>(gate.as_mut_ptr().add(i), up.as_ptr().add(i)) };
+    }
+    let (gate, up) = (&mut gate[whole..], &up[whole..]);
+    if !gate.is_empty() {
+        let (mut g, mut u) = ([0.0; 16], [0.0; 16]);
+        g[..gate.len()].copy_from_slice(gate);
+        u[..gate.len()].copy_from_slice(up);
+        // SAFETY: no vector has more than sixteen values.
+        unsafe { silu_times::<L>(g.as_mut_ptr(), u.as_ptr()) };
+        gate.copy_from_slice(&g[..gate.len()]);
+    }
+}
+
+/// # Safety
+/// The processor has the instructions; both are a vector.
+#[inline(always)]
+unsafe fn silu_times<L: Lanes>(gate: *mut f32, up: *const f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (g, u) = (L::load(gate), L::load(up));
+        let e = L::exp(L::sub(L::zero(), g));
+        L::store(L::mul(L::div(g, L::add(L::splat(1.0), e)), u), gate);
+    }
 }
 
 /// See `Kernels::softmax`.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn softmax(x: &mut [f32]) {
-    let (eights, rest) = x.as_chunks_mut::<8>();
-    let mut last = padded(rest, f32::NEG_INFINITY);
-    let mut max = load_f32(&last, 0);
-    for v in eights.iter() {
-        max = _mm256_max_ps(max, load_f32(v, 0));
-    }
-    let max = _mm256_set1_ps(largest(max));
-    let mut total = _mm256_setzero_ps();
-    for v in eights.iter_mut().chain([&mut last]) {
-        let e = exp(_mm256_sub_ps(load_f32(v, 0), max));
-        total = _mm256_add_ps(total, e);
-        store_f32(v, 0, e);
-    }
-    let inverse = 1.0 / sum(total);
-    rest.copy_from_slice(&last[..rest.len()]);
-    for v in x {
-        *v *= inverse;
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn largest(v: __m256) -> f32 {
-    let m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-    let m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)))
+pub(crate) fn softmax(level: Level, x: &mut [f32]) {
+    let (_, sum) = exp_block(level, x, f32::NEG_INFINITY);
+    let inverse = 1.0 / sum;
+    x.iter_mut().for_each(|v| *v *= inverse);
 }
 
 /// See `Kernels::exp_block`.
+pub(crate) fn exp_block(level: Level, x: &mut [f32], max: f32) -> (f32, f32) {
+    // SAFETY: a `Level` is made where the processor has its instructions.
+    unsafe {
+        match level {
+            Level::Avx512 => exp_block_512(x, max),
+            _ => exp_block_256(x, max),
+        }
+    }
+}
+
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn exp_block(x: &mut [f32], max: f32) -> (f32, f32) {
-    let (eights, rest) = x.as_chunks_mut::<8>();
-    let mut last = padded(rest, f32::NEG_INFINITY);
-    let mut most = _mm256_max_ps(_mm256_set1_ps(max), load_f32(&last, 0));
-    for v in eights.iter() {
-        most = _mm256_max_ps(most, load_f32(v, 0));
+unsafe fn exp_block_256(x: &mut [f32], max: f32) -> (f32, f32) {
+    // SAFETY: the instructions are this function's.
+    unsafe { exp_block_of::<Eight>(x, max) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn exp_block_512(x: &mut [f32], max: f32) -> (f32, f32) {
+    // SAFETY: the instructions are this function's.
+    unsafe { exp_block_of::<Sixteen>(x, max) }
+}
+
+/// # Safety
+/// The processor has the instructions.
+#[inline(always)]
+unsafe fn exp_block_of<L: Lanes>(x: &mut [f32], max: f32) -> (f32, f32) {
+    let whole = x.len() / L::LEN * L::LEN;
+    let rest = x.len() - whole;
+    // A copy only where there is a rest: its single stores would stall the load of a vector.
+    let mut last = [f32::NEG_INFINITY; 16];
+    if rest > 0 {
+        last[..rest].copy_from_slice(&x[whole..]);
     }
-    let max = largest(most);
-    let most = _mm256_set1_ps(max);
-    let mut total = _mm256_setzero_ps();
-    for v in eights.iter_mut() {
-        let e = exp(_mm256_sub_ps(load_f32(v, 0), most));
-        total = _mm256_add_ps(total, e);
-        store_f32(v, 0, e);
+    let p = x.as_mut_ptr();
+    // SAFETY: i + LEN ≤ whole ≤ the length; no vector has more than sixteen values.
+    unsafe {
+        let mut most = L::splat(max);
+        for i in (0..whole).step_by(L::LEN) {
+            most = L::max(L::load(p.add(i)), most);
+        }
+        if rest > 0 {
+            most = L::max(L::load(last.as_ptr()), most);
+        }
+        let max = L::largest(most);
+        let most = L::splat(max);
+        let mut total = L::zero();
+        for i in (0..whole).step_by(L::LEN) {
+            let e = L::exp_below(L::sub(L::load(p.add(i)), most));
+            total = L::add(total, e);
+            L::store(e, p.add(i));
+        }
+        if rest > 0 {
+            let e = L::exp_below(L::sub(L::load(last.as_ptr()), most));
+            total = L::add(total, e);
+            L::store(e, last.as_mut_ptr());
+            x[whole..].copy_from_slice(&last[..rest]);
+        }
+        (max, L::sum(total))
     }
-    if !rest.is_empty() {
-        let e = exp(_mm256_sub_ps(load_f32(&last, 0), most));
-        total = _mm256_add_ps(total, e);
-        store_f32(&mut last, 0, e);
-        rest.copy_from_slice(&last[..rest.len()]);
-    }
-    (max, sum(total))
 }
 
 /// Eight fp16 numbers from `at` on.
@@ -278,48 +293,22 @@ pub(crate) fn to_f16(x: &[f32], out: &mut [f16]) {
     let (xs, last) = x.as_chunks::<8>();
     let (outs, last_out) = out.as_chunks_mut::<8>();
     for (x, out) in xs.iter().zip(outs) {
-        *out = eight_halves(load_f32(x, 0));
+        eight_halves(x, out);
     }
-    let eight = eight_halves(load_f32(&padded(last, 0.0), 0));
-    last_out.iter_mut().zip(eight).for_each(|(o, h)| *o = h);
+    if !last.is_empty() {
+        let mut eight = [f16::ZERO; 8];
+        eight_halves(&padded(last, 0.0), &mut eight);
+        last_out.iter_mut().zip(eight).for_each(|(o, h)| *o = h);
+    }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn eight_halves(x: __m256) -> [f16; 8] {
+fn eight_halves(x: &[f32; 8], out: &mut [f16; 8]) {
     let limit = _mm256_set1_ps(65504.0);
     let low = _mm256_sub_ps(_mm256_setzero_ps(), limit);
-    let clamped = _mm256_min_ps(_mm256_max_ps(x, low), limit);
+    let clamped = _mm256_min_ps(_mm256_max_ps(load_f32(x, 0), low), limit);
     let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(clamped);
-    let mut out = [f16::ZERO; 8];
     // SAFETY: eight f16 have room for the sixteen bytes of the store; it needs no alignment.
     unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), halves) };
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn exponentials_are_within_two_units() {
-        if crate::Avx2::new().is_none() {
-            return;
-        }
-        let mut worst = 0.0f64;
-        for i in 0..200_000 {
-            let x: [f32; 8] = std::array::from_fn(|j| {
-                LOWEST + (HIGHEST - LOWEST) * (8 * i + j) as f32 / 1_600_000.0
-            });
-            let mut y = [0.0; 8];
-            // SAFETY: a kernel value exists, so the processor has the instructions.
-            unsafe { store_f32(&mut y, 0, exp(load_f32(&x, 0))) };
-            for (x, y) in x.iter().zip(y) {
-                let want = f64::from(*x).exp();
-                worst = worst.max((f64::from(y) - want).abs() / want);
-            }
-        }
-        println!("largest relative error of exp: {worst:e}");
-        assert!(worst < 2.0 * f64::from(f32::EPSILON), "{worst:e}");
-    }
 }

@@ -90,6 +90,8 @@ shifts! {
 // The last argument's lane `LANE` meets all lanes of the others.
 lanes! {
     vdupq_laneq_s32(a: int32x4_t) -> int32x4_t;
+    vmull_laneq_s16(a: int16x4_t, b: int16x8_t) -> int32x4_t;
+    vmull_high_laneq_s16(a: int16x8_t, b: int16x8_t) -> int32x4_t;
     vmlal_laneq_s16(a: int32x4_t, b: int16x4_t, c: int16x8_t) -> int32x4_t;
     vmlal_high_laneq_s16(a: int32x4_t, b: int16x8_t, c: int16x8_t) -> int32x4_t;
     vmlsl_laneq_s16(a: int32x4_t, b: int16x4_t, c: int16x8_t) -> int32x4_t;
@@ -126,10 +128,11 @@ instructions! {
     vreinterpretq_s16_s8(a: int8x16_t) -> int16x8_t;
     vreinterpretq_s32_s8(a: int8x16_t) -> int32x4_t;
     vreinterpretq_s8_s32(a: int32x4_t) -> int8x16_t;
+    vreinterpretq_s64_s16(a: int16x8_t) -> int64x2_t;
+    vreinterpretq_s16_s64(a: int64x2_t) -> int16x8_t;
     vreinterpretq_s64_s8(a: int8x16_t) -> int64x2_t;
     vreinterpretq_s8_s64(a: int64x2_t) -> int8x16_t;
     vreinterpretq_s16_s32(a: int32x4_t) -> int16x8_t;
-    vdupq_n_s16(a: i16) -> int16x8_t;
     vdup_n_s16(a: i16) -> int16x4_t;
     vdupq_n_u16(a: u16) -> uint16x8_t;
     vreinterpret_f16_u16(a: uint16x4_t) -> float16x4_t;
@@ -159,7 +162,6 @@ instructions! {
     vzip2q_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
     vtrn1q_s64(a: int64x2_t, b: int64x2_t) -> int64x2_t;
     vtrn2q_s64(a: int64x2_t, b: int64x2_t) -> int64x2_t;
-    vbslq_u8(a: uint8x16_t, b: uint8x16_t, c: uint8x16_t) -> uint8x16_t;
     vandq_u16(a: uint16x8_t, b: uint16x8_t) -> uint16x8_t;
     vsubq_s8(a: int8x16_t, b: int8x16_t) -> int8x16_t;
     vdupq_n_s8(a: i8) -> int8x16_t;
@@ -170,7 +172,6 @@ instructions! {
     vmovl_high_s8(a: int8x16_t) -> int16x8_t;
     vmovl_s16(a: int16x4_t) -> int32x4_t;
     vmovl_high_s16(a: int16x8_t) -> int32x4_t;
-    vmovn_s32(a: int32x4_t) -> int16x4_t;
     vqmovn_s32(a: int32x4_t) -> int16x4_t;
     vqmovn_high_s32(a: int16x4_t, b: int32x4_t) -> int16x8_t;
     vqmovn_s16(a: int16x8_t) -> int8x8_t;
@@ -218,7 +219,6 @@ instructions! {
     vmaxnmq_f32(a: float32x4_t, b: float32x4_t) -> float32x4_t;
     vmaxnmvq_f32(a: float32x4_t) -> f32;
     vaddvq_f32(a: float32x4_t) -> f32;
-    vpaddq_f32(a: float32x4_t, b: float32x4_t) -> float32x4_t;
     vcltq_f32(a: float32x4_t, b: float32x4_t) -> uint32x4_t;
 }
 
@@ -259,18 +259,39 @@ extension! {
     smmla: "i8mm", "smmla {a:v}.4s, {b:v}.16b, {c:v}.16b";
 }
 
-/// Asks for the cache line `ahead` bytes behind `from`'s start, to be read once.
+/// `low` with the bits of `high` where `mask` is set. The intrinsic would be taken apart into
+/// three instructions where the mask is a constant.
 #[inline(always)]
-pub(crate) fn prefetch(from: &[u8], ahead: usize) {
-    // SAFETY: a hint, which has no effect but on caches and faults at no address.
+pub(crate) fn insert(mut low: uint8x16_t, high: uint8x16_t, mask: uint8x16_t) -> uint8x16_t {
+    // SAFETY: an instruction of NEON on registers.
     unsafe {
         std::arch::asm!(
-            "prfm pldl1strm, [{}]",
-            in(reg) from.as_ptr().wrapping_add(ahead),
-            options(readonly, nostack, preserves_flags)
+            "bit {low:v}.16b, {high:v}.16b, {mask:v}.16b",
+            low = inout(vreg) low,
+            high = in(vreg) high,
+            mask = in(vreg) mask,
+            options(pure, nomem, nostack, preserves_flags)
         );
     }
+    low
 }
+
+/// Asks for the cache line `AHEAD` bytes behind `from`'s start, to be read once.
+macro_rules! prefetch {
+    ($from:expr, $ahead:expr) => {{
+        let from: *const u8 = <[u8]>::as_ptr($from);
+        // SAFETY: a hint, which has no effect but on caches and faults at no address.
+        unsafe {
+            std::arch::asm!(
+                "prfm pldl1strm, [{from}, #{ahead}]",
+                from = in(reg) from,
+                ahead = const $ahead,
+                options(readonly, nostack, preserves_flags)
+            );
+        }
+    }};
+}
+pub(crate) use prefetch;
 
 /// `N` elements of `from` at `at`. Panics where they are not all there; every caller's
 /// arrays have a fixed length, so that the check is gone after inlining.

@@ -91,7 +91,7 @@ fn one_set_up_has_every_figure_and_a_verdict() {
 fn a_sweep_has_a_row_for_each_number_of_threads() {
     let dir = tempfile::tempdir().expect("a folder");
     let model = model(dir.path());
-    let args = [&SHORT[..], &["--threads", "3", "--sweep"]].concat();
+    let args = [&SHORT[..], &["--no-pin", "--threads", "3", "--sweep"]].concat();
     let rows = json(&model, &args);
     let rows = rows.as_array().expect("rows");
     let threads: Vec<_> = rows.iter().map(|r| r["threads"].as_u64()).collect();
@@ -110,7 +110,7 @@ fn a_sweep_has_a_row_for_each_number_of_threads() {
 fn parts_can_be_had_alone() {
     let dir = tempfile::tempdir().expect("a folder");
     let model = model(dir.path());
-    let reads = json(&model, &["--bandwidth-only", "--threads", "2"]);
+    let reads = json(&model, &["--bandwidth-only", "--no-pin", "--threads", "2"]);
     assert_eq!(reads["memory_bandwidth"].as_array().map(Vec::len), Some(2));
     assert!(reads.get("decode_tokens_per_second").is_none());
     let speed = json(&model, &[&SHORT[..], &["--speed-only"]].concat());

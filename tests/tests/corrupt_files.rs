@@ -59,6 +59,7 @@ fn a_file_that_shrinks_while_it_runs_ends_with_an_error() {
     let mut child = std::process::Command::new(program("runner"))
         .args([
             "bench",
+            "--speed-only",
             "--repeat",
             "100000",
             "--prompt-tokens",

@@ -169,7 +169,10 @@ unsafe fn some<S: Isa, F: Format, const W: usize>(
 #[inline(always)]
 unsafe fn store<S: Isa, const W: usize>(total: [S::F; W], out: &mut [f32], at: usize) {
     let rows = PANEL * S::PANELS;
-    for (total, out) in total.iter().zip(out[at..at + rows * W].chunks_exact_mut(rows)) {
+    for (total, out) in total
+        .iter()
+        .zip(out[at..at + rows * W].chunks_exact_mut(rows))
+    {
         S::store(*total, out.as_mut_ptr());
     }
 }

@@ -10,9 +10,10 @@
 //! Deviations:
 //!
 //! 1. Fixed offsets of codes are where the dot products start: −offset · x.sums.
-//! 2. A sum that stays within ±2^22 starts at the bits of 1.5 · 2^23 instead of zero, so that
-//!    it becomes fp32, exactly, by one subtraction: see [`float`].
-//! 3. Sub-scales of sixteen weights with codes of 2 and 3 bits meet sums of 16 bits.
+//! 2. Where dot products become fp32 unscaled, they start at the bits of 1.5 · 2^23, so that one
+//!    subtraction converts them, exactly: see [`float`].
+//! 3. Dot products of sixteen weights with codes of 2 and 3 bits fit 16 bits (16 · 4 · 127),
+//!    and so do the sums of activations.
 
 use myq_blocks::layout::IQ4NL_LEVELS;
 use myq_blocks::{DType, Linear};
@@ -60,8 +61,9 @@ pub(crate) trait Format: Copy {
     type Fields: Copy;
 
     /// Bytes of the head of a chunk of 256 weights.
+    #[inline(always)]
     fn head_bytes(self) -> usize {
-        myq_blocks::panels::head_bytes(Self::DTYPE, 8)
+        const { myq_blocks::panels::head_bytes(Self::DTYPE, 8) }
     }
 
     /// Scales of group `g` of unit `u`.
@@ -115,25 +117,23 @@ fn wide<const H: usize>(v: int16x8_t) -> int32x4_t {
     }
 }
 
-/// `sum + v · s`, v four numbers that fit 16 bits and s the half `H` of eight.
+/// Four rows of the first and of the second of two, for [`scaled_sixteens`].
 #[inline(always)]
-fn add_narrow<const H: usize>(sum: int32x4_t, v: int32x4_t, s: int16x8_t) -> int32x4_t {
-    if H == 0 {
-        vmlal_s16(sum, vmovn_s32(v), vget_low_s16(s))
-    } else {
-        let v = vreinterpretq_s16_s32(v);
-        vmlal_high_s16(sum, vuzp1q_s16(v, v), s)
-    }
+fn by_halves(v: [int16x8_t; 2]) -> [int16x8_t; 2] {
+    let (a, b) = (vreinterpretq_s64_s16(v[0]), vreinterpretq_s64_s16(v[1]));
+    [
+        vreinterpretq_s16_s64(vtrn1q_s64(a, b)),
+        vreinterpretq_s16_s64(vtrn2q_s64(a, b)),
+    ]
 }
 
-/// `sum + m · x[G]`, m the half `H` of eight.
+/// `dots[0] · scale[0..4] + dots[1] · scale[4..8]`, of dot products that fit 16 bits.
 #[inline(always)]
-fn add_lane<const G: i32, const H: usize>(sum: int32x4_t, m: int16x8_t, x: int16x8_t) -> int32x4_t {
-    if H == 0 {
-        vmlal_laneq_s16::<G>(sum, vget_low_s16(m), x)
-    } else {
-        vmlal_high_laneq_s16::<G>(sum, m, x)
-    }
+fn scaled_sixteens(dots: Sums, scale: int16x8_t) -> int32x4_t {
+    let (a, b) = (vreinterpretq_s16_s32(dots[0]), vreinterpretq_s16_s32(dots[1]));
+    let dots = vuzp1q_s16(a, b);
+    let sum = vmull_s16(vget_low_s16(dots), vget_low_s16(scale));
+    vmlal_high_s16(sum, dots, scale)
 }
 
 /// `sum − m · x[G]`, m the half `H` of eight.
@@ -153,7 +153,17 @@ fn sixes(b: &[u8], (at, nibble): (usize, usize), (high, bit): (usize, usize)) ->
     let down = |q, by: usize| vshlq_u8(q, vdupq_n_s8(-(by as i8)));
     let low = vandq_u8(down(bytes(b, at), nibble), vdupq_n_u8(15));
     let high = vshlq_u8(bytes(b, high), vdupq_n_s8(4 - bit as i8));
-    vbslq_u8(vdupq_n_u8(0x30), high, low)
+    insert(low, high, vdupq_n_u8(0x30))
+}
+
+/// The first or the second eight of sixteen bytes, widened.
+#[inline(always)]
+fn eight(v: uint8x16_t, half: usize) -> int16x8_t {
+    vreinterpretq_s16_u16(if half == 0 {
+        vmovl_u8(vget_low_u8(v))
+    } else {
+        vmovl_high_u8(v)
+    })
 }
 
 /// Bits moved up by `by`, or down.
@@ -188,20 +198,18 @@ impl Format for Q2K {
     const LOW: usize = 2;
     const SIXTEENS: bool = true;
     const FLOATED: bool = false;
-    /// Scales and minima of the sixteens 0 and 1.
+    /// Scales and minima of the sixteens 0 and 1, in halves.
     type Fields = [[int16x8_t; 2]; 2];
 
     #[inline(always)]
     fn fields(self, head: &[u8], u: usize, g: usize) -> Self::Fields {
         let v = vreinterpretq_u16_u8(bytes(head, 32 + 16 * (4 * u + g)));
         let four = |v| vreinterpretq_s16_u16(vandq_u16(v, vdupq_n_u16(15)));
-        [
-            [four(v), four(vshrq_n_u16::<8>(v))],
-            [four(vshrq_n_u16::<4>(v)), vreinterpretq_s16_u16(vshrq_n_u16::<12>(v))],
-        ]
+        let scale = [four(v), four(vshrq_n_u16::<8>(v))];
+        let min = [four(vshrq_n_u16::<4>(v)), vreinterpretq_s16_u16(vshrq_n_u16::<12>(v))];
+        [by_halves(scale), by_halves(min)]
     }
 
-    /// Sums: 15 · 16 · 3 · 127 · 2 and minima: 15 · 16 · 127 · 2, both below 2^22.
     #[inline(always)]
     fn add<const G: i32, const H: usize>(
         [scale, min]: &Self::Fields,
@@ -209,13 +217,12 @@ impl Format for Q2K {
         x: &Unit<'_>,
         total: Totals,
     ) -> Totals {
-        let start = vdupq_n_s32(MAGIC);
-        let sum = add_narrow::<H>(add_narrow::<H>(start, dots[0], scale[0]), dots[1], scale[1]);
-        let minima = add_lane::<G, H>(start, min[0], x.sums[0]);
-        let minima = add_lane::<G, H>(minima, min[1], x.sums[1]);
+        let sum = vcvtq_f32_s32(scaled_sixteens(dots, scale[H]));
+        let minima = vmull_laneq_s16::<G>(vget_low_s16(min[H]), x.sums[0]);
+        let minima = vcvtq_f32_s32(vmlal_high_laneq_s16::<G>(minima, min[H], x.sums[1]));
         [
-            vfmaq_laneq_f32::<G>(total[0], float(sum), x.d),
-            vfmaq_laneq_f32::<G>(total[1], float(minima), x.d),
+            vfmaq_laneq_f32::<G>(total[0], sum, x.d),
+            vfmaq_laneq_f32::<G>(total[1], minima, x.d),
         ]
     }
 
@@ -243,7 +250,7 @@ impl Format for Q3K {
     const OFFSET: i16 = 4;
     const SIXTEENS: bool = true;
     const FLOATED: bool = false;
-    /// Scales of the sixteens 0 and 1.
+    /// Scales of the sixteens 0 and 1, in halves.
     type Fields = [int16x8_t; 2];
 
     #[inline(always)]
@@ -251,10 +258,9 @@ impl Format for Q3K {
         // Sixteen fields to a group; a nibble has four groups, a pair of bits two.
         let v = sixes(head, (16 + 16 * g, 4 * u), (80 + 16 * (g % 2), 4 * u + g / 2 * 2));
         let v = vreinterpretq_s8_u8(v);
-        pairs(vreinterpretq_s16_s8(vsubq_s8(v, vdupq_n_s8(32))))
+        by_halves(pairs(vreinterpretq_s16_s8(vsubq_s8(v, vdupq_n_s8(32)))))
     }
 
-    /// Dot products: 16 · 4 · 127, in 16 bits; sums 32 · 16 · 4 · 127 · 2, below 2^22.
     #[inline(always)]
     fn add<const G: i32, const H: usize>(
         scale: &Self::Fields,
@@ -262,9 +268,8 @@ impl Format for Q3K {
         x: &Unit<'_>,
         total: Totals,
     ) -> Totals {
-        let sum = add_narrow::<H>(vdupq_n_s32(MAGIC), dots[0], scale[0]);
-        let sum = add_narrow::<H>(sum, dots[1], scale[1]);
-        [vfmaq_laneq_f32::<G>(total[0], float(sum), x.d), total[1]]
+        let sum = vcvtq_f32_s32(scaled_sixteens(dots, scale[H]));
+        [vfmaq_laneq_f32::<G>(total[0], sum, x.d), total[1]]
     }
 
     #[inline(always)]
@@ -313,10 +318,6 @@ impl Format for Q6K {
 /// Q4_K and Q5_K, whose high plane has `HIGH` bits.
 #[derive(Clone, Copy)]
 pub(crate) struct Pair<const HIGH: usize>;
-/// See [`DType::Q4K`].
-pub(crate) type Q4K = Pair<0>;
-/// See [`DType::Q5K`].
-pub(crate) type Q5K = Pair<1>;
 
 impl<const HIGH: usize> Format for Pair<HIGH> {
     const DTYPE: DType = if HIGH == 0 { DType::Q4K } else { DType::Q5K };
@@ -329,18 +330,12 @@ impl<const HIGH: usize> Format for Pair<HIGH> {
     #[inline(always)]
     fn fields(self, head: &[u8], u: usize, g: usize) -> Self::Fields {
         // Eight fields to a group; scales are in low nibbles and bits, minima in high ones.
-        [0, 4].map(|k| {
-            let at = 16 * (2 * u + g / 2);
-            let v = sixes(head, (32 + at, k), (96 + 16 * (g / 2), k + 2 * u));
-            vreinterpretq_s16_u16(if g % 2 == 0 {
-                vmovl_u8(vget_low_u8(v))
-            } else {
-                vmovl_high_u8(v)
-            })
-        })
+        let at = (32 + 16 * (2 * u + g / 2), 96 + 16 * (g / 2));
+        let scale = sixes(head, (at.0, 0), (at.1, 2 * u));
+        let min = sixes(head, (at.0, 4), (at.1, 4 + 2 * u));
+        [eight(scale, g % 2), eight(min, g % 2)]
     }
 
-    /// Sums: 63 · 32 · 15 · 127 = 3,840,480, below 2^22; those of five bits are above.
     #[inline(always)]
     fn add<const G: i32, const H: usize>(
         [scale, min]: &Self::Fields,
@@ -348,13 +343,12 @@ impl<const HIGH: usize> Format for Pair<HIGH> {
         x: &Unit<'_>,
         total: Totals,
     ) -> Totals {
-        let (start, scale) = (vdupq_n_s32(MAGIC), wide::<H>(*scale));
-        let sum = if HIGH == 0 {
-            float(vmlaq_s32(start, dots[0], scale))
+        let sum = vcvtq_f32_s32(vmulq_s32(dots[0], wide::<H>(*scale)));
+        let minima = vcvtq_f32_s32(if H == 0 {
+            vmull_laneq_s16::<G>(vget_low_s16(*min), x.sums[0])
         } else {
-            vcvtq_f32_s32(vmulq_s32(dots[0], scale))
-        };
-        let minima = float(add_lane::<G, H>(start, *min, x.sums[0]));
+            vmull_high_laneq_s16::<G>(*min, x.sums[0])
+        });
         [
             vfmaq_laneq_f32::<G>(total[0], sum, x.d),
             vfmaq_laneq_f32::<G>(total[1], minima, x.d),
@@ -472,13 +466,15 @@ impl<const LOW: usize, const HIGH: usize> Format for Dense<LOW, HIGH> {
     /// Scales of both halves, and zero-points.
     type Fields = ([float32x4_t; 2], int16x8_t);
 
+    #[inline(always)]
     fn head_bytes(self) -> usize {
         myq_blocks::panels::head_bytes(DType::Linear(self.0), 8)
     }
 
     #[inline(always)]
     fn fields(self, head: &[u8], u: usize, g: usize) -> Self::Fields {
-        let (s, count) = (32 * (4 * u + g) / self.0.group(), 256 / self.0.group());
+        let shift = self.0.group().trailing_zeros();
+        let (s, count) = (32 * (4 * u + g) >> shift, 256 >> shift);
         let scale = [halves(head, 16 * s), halves(head, 16 * s + 8)];
         let zero = if self.0.asymmetric() {
             u64::from_le_bytes(*part(head, 16 * count + 8 * s))

@@ -27,12 +27,12 @@ pub(crate) type Sums = [int32x4_t; 2];
 
 /// An instruction set. Columns' codes have |x| ≤ 127.
 pub(crate) trait Lanes: Copy + 'static {
-    /// Adds to the sums of each column.
-    fn dots<F: Format, const C: usize>(
-        w: &Quads,
+    /// Adds to the sums of each four rows and column; either may be one.
+    fn dots<F: Format, const R: usize, const C: usize>(
+        w: &[Quads; R],
         x: &[&[i8; 32]; C],
-        sums: [Sums; C],
-    ) -> [Sums; C];
+        sums: [[Sums; C]; R],
+    ) -> [[Sums; C]; R];
 }
 
 /// Armv8.0.
@@ -47,33 +47,47 @@ pub(crate) struct I8mm;
 
 impl Lanes for Base {
     #[inline(always)]
-    fn dots<F: Format, const C: usize>(
-        w: &Quads,
+    fn dots<F: Format, const R: usize, const C: usize>(
+        w: &[Quads; R],
         x: &[&[i8; 32]; C],
-        mut sums: [Sums; C],
-    ) -> [Sums; C] {
+        mut sums: [[Sums; C]; R],
+    ) -> [[Sums; C]; R] {
         const {
             assert!(fits::<F>(2), "Q8_0's products of -128 are the largest");
             assert!(!F::SIXTEENS || fits::<F>(4), "sixteens are added at once");
         }
-        for (x, sums) in x.iter().zip(&mut sums) {
-            let (a, b) = (repeated(part(*x, 0)), repeated(part(*x, 16)));
-            let [first, last, ..] = [&w[..4], &w[4..]];
-            if F::SIXTEENS {
-                *sums = [narrow::<F, 4>(first, &a, sums[0]), narrow::<F, 4>(last, &b, sums[1])];
-            } else if fits::<F>(8) {
-                let x = [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]];
-                sums[0] = narrow::<F, 8>(w, &x, sums[0]);
-            } else if fits::<F>(4) {
-                sums[0] = narrow::<F, 4>(last, &b, narrow::<F, 4>(first, &a, sums[0]));
-            } else {
-                let two = |w, x, sum| narrow::<F, 2>(w, x, sum);
-                let sum = two(&w[2..4], &a[2..], two(&w[..2], &a[..2], sums[0]));
-                sums[0] = two(&w[6..], &b[2..], two(&w[4..6], &b[..2], sum));
+        for c in 0..C {
+            let (a, b) = (repeated(part(x[c], 0)), repeated(part(x[c], 16)));
+            for r in 0..R {
+                sums[r][c] = narrow_group::<F>(&w[r], &a, &b, sums[r][c]);
             }
         }
         sums
     }
+}
+
+/// One group of four rows and a column, whose sixteens are `a` and `b`.
+#[inline(always)]
+fn narrow_group<F: Format>(
+    w: &Quads,
+    a: &[int8x16_t; 4],
+    b: &[int8x16_t; 4],
+    [sum, last]: Sums,
+) -> Sums {
+    if F::SIXTEENS {
+        return [narrow::<F, 4>(&w[..4], a, sum), narrow::<F, 4>(&w[4..], b, last)];
+    }
+    let sum = if fits::<F>(8) {
+        narrow::<F, 8>(w, &[a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]], sum)
+    } else if fits::<F>(4) {
+        narrow::<F, 4>(&w[4..], b, narrow::<F, 4>(&w[..4], a, sum))
+    } else {
+        let sum = narrow::<F, 2>(&w[..2], &a[..2], sum);
+        let sum = narrow::<F, 2>(&w[2..4], &a[2..], sum);
+        let sum = narrow::<F, 2>(&w[4..6], &b[..2], sum);
+        narrow::<F, 2>(&w[6..], &b[2..], sum)
+    };
+    [sum, last]
 }
 
 /// Whether `n` products fit 16 bits: see deviation 3.
@@ -86,12 +100,11 @@ const fn fits<F: Format>(n: usize) -> bool {
 fn repeated(x: &[i8; 16]) -> [int8x16_t; 4] {
     let x = vreinterpretq_s32_s8(load_s8(x));
     [
-        vdupq_laneq_s32::<0>(x),
-        vdupq_laneq_s32::<1>(x),
-        vdupq_laneq_s32::<2>(x),
-        vdupq_laneq_s32::<3>(x),
+        vreinterpretq_s8_s32(vdupq_laneq_s32::<0>(x)),
+        vreinterpretq_s8_s32(vdupq_laneq_s32::<1>(x)),
+        vreinterpretq_s8_s32(vdupq_laneq_s32::<2>(x)),
+        vreinterpretq_s8_s32(vdupq_laneq_s32::<3>(x)),
     ]
-    .map(vreinterpretq_s8_s32)
 }
 
 /// Adds the products of `N` quads, which fit 16 bits.
@@ -112,60 +125,79 @@ fn narrow<F: Format, const N: usize>(w: &[int8x16_t], x: &[int8x16_t], sum: int3
 
 impl Lanes for DotProd {
     #[inline(always)]
-    fn dots<F: Format, const C: usize>(
-        w: &Quads,
+    fn dots<F: Format, const R: usize, const C: usize>(
+        w: &[Quads; R],
         x: &[&[i8; 32]; C],
-        mut sums: [Sums; C],
-    ) -> [Sums; C] {
-        for (x, sums) in x.iter().zip(&mut sums) {
-            let (a, b) = (load_s8(part(*x, 0)), load_s8(part(*x, 16)));
-            let first = four(sums[0], &w[..4], a);
-            *sums = if F::SIXTEENS {
-                [first, four(sums[1], &w[4..], b)]
-            } else {
-                [four(first, &w[4..], b), sums[1]]
-            };
-        }
+        mut sums: [[Sums; C]; R],
+    ) -> [[Sums; C]; R] {
+        let last = usize::from(F::SIXTEENS);
+        four::<0, R, C>(w, x, 0, &mut sums);
+        four::<4, R, C>(w, x, last, &mut sums);
         sums
     }
 }
 
-/// Adds four quads.
+/// Adds the quads `T` … `T + 3` to the k-th sums. Sums take turns: an addition waits for the
+/// last one to the same sum, on small cores for four cycles.
 #[inline(always)]
-fn four(sum: int32x4_t, w: &[int8x16_t], x: int8x16_t) -> int32x4_t {
-    let sum = sdot_lane::<0>(sum, w[0], x);
-    let sum = sdot_lane::<1>(sum, w[1], x);
-    let sum = sdot_lane::<2>(sum, w[2], x);
-    sdot_lane::<3>(sum, w[3], x)
+fn four<const T: usize, const R: usize, const C: usize>(
+    w: &[Quads; R],
+    x: &[&[i8; 32]; C],
+    k: usize,
+    sums: &mut [[Sums; C]; R],
+) {
+    let mut codes = [load_s8(part(x[0], 4 * T)); C];
+    for c in 1..C {
+        codes[c] = load_s8(part(x[c], 4 * T));
+    }
+    quad::<0, R, C>(w, T, &codes, k, sums);
+    quad::<1, R, C>(w, T + 1, &codes, k, sums);
+    quad::<2, R, C>(w, T + 2, &codes, k, sums);
+    quad::<3, R, C>(w, T + 3, &codes, k, sums);
+}
+
+/// Adds quad `t`, which is lane `LANE` of the activations.
+#[inline(always)]
+fn quad<const LANE: usize, const R: usize, const C: usize>(
+    w: &[Quads; R],
+    t: usize,
+    x: &[int8x16_t; C],
+    k: usize,
+    sums: &mut [[Sums; C]; R],
+) {
+    for c in 0..C {
+        for r in 0..R {
+            sums[r][c][k] = sdot_lane::<LANE>(sums[r][c][k], w[r][t], x[c]);
+        }
+    }
 }
 
 impl Lanes for I8mm {
     #[inline(always)]
-    fn dots<F: Format, const C: usize>(
-        w: &Quads,
+    fn dots<F: Format, const R: usize, const C: usize>(
+        w: &[Quads; R],
         x: &[&[i8; 32]; C],
-        mut sums: [Sums; C],
-    ) -> [Sums; C] {
+        mut sums: [[Sums; C]; R],
+    ) -> [[Sums; C]; R] {
         if C % 2 == 1 {
-            return DotProd::dots::<F, C>(w, x, sums);
+            return DotProd::dots::<F, R, C>(w, x, sums);
         }
-        let pairs = [woven(w[0], w[1]), woven(w[2], w[3]), woven(w[4], w[5]), woven(w[6], w[7])];
-        for (x, sums) in x.as_chunks::<2>().0.iter().zip(sums.as_chunks_mut::<2>().0) {
-            let first = two_columns(&pairs[..2], x, 0, [vdupq_n_s32(0); 2]);
-            let last = if F::SIXTEENS {
-                two_columns(&pairs[2..], x, 16, [vdupq_n_s32(0); 2])
-            } else {
-                first
-            };
-            let add = |sums: &mut [Sums; 2], k: usize, [a, b]: [int32x4_t; 2]| {
-                sums[0][k] = vaddq_s32(sums[0][k], vuzp1q_s32(a, b));
-                sums[1][k] = vaddq_s32(sums[1][k], vuzp2q_s32(a, b));
-            };
-            if F::SIXTEENS {
-                add(sums, 0, first);
-                add(sums, 1, last);
-            } else {
-                add(sums, 0, two_columns(&pairs[2..], x, 16, first));
+        for r in 0..R {
+            let pairs = [
+                woven(w[r][0], w[r][1]),
+                woven(w[r][2], w[r][3]),
+                woven(w[r][4], w[r][5]),
+                woven(w[r][6], w[r][7]),
+            ];
+            for (x, sums) in x.as_chunks::<2>().0.iter().zip(sums[r].as_chunks_mut::<2>().0) {
+                let zero = [vdupq_n_s32(0); 2];
+                let first = two_columns(&pairs[..2], x, 0, zero);
+                if F::SIXTEENS {
+                    add(sums, 0, first);
+                    add(sums, 1, two_columns(&pairs[2..], x, 16, zero));
+                } else {
+                    add(sums, 0, two_columns(&pairs[2..], x, 16, first));
+                }
             }
         }
         sums
@@ -176,7 +208,15 @@ impl Lanes for I8mm {
 #[inline(always)]
 fn woven(a: int8x16_t, b: int8x16_t) -> [int8x16_t; 2] {
     let (a, b) = (vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b));
-    [vzip1q_s32(a, b), vzip2q_s32(a, b)].map(vreinterpretq_s8_s32)
+    let (low, high) = (vzip1q_s32(a, b), vzip2q_s32(a, b));
+    [vreinterpretq_s8_s32(low), vreinterpretq_s8_s32(high)]
+}
+
+/// Adds [row, column] by [row, column] to the k-th sums of two columns.
+#[inline(always)]
+fn add(sums: &mut [Sums; 2], k: usize, [a, b]: [int32x4_t; 2]) {
+    sums[0][k] = vaddq_s32(sums[0][k], vuzp1q_s32(a, b));
+    sums[1][k] = vaddq_s32(sums[1][k], vuzp2q_s32(a, b));
 }
 
 /// Sixteen weights, from `at` on, of two columns: sums of rows 0 and 1, and of rows 2 and 3,
@@ -188,8 +228,12 @@ fn two_columns(
     at: usize,
     sums: [int32x4_t; 2],
 ) -> [int32x4_t; 2] {
-    let [a, b] = x.map(|x| vreinterpretq_s64_s8(load_s8(part(x, at))));
-    let [low, high] = [vtrn1q_s64(a, b), vtrn2q_s64(a, b)].map(vreinterpretq_s8_s64);
-    let add = |sum, i: usize| smmla(smmla(sum, w[0][i], low), w[1][i], high);
-    [add(sums[0], 0), add(sums[1], 1)]
+    let a = vreinterpretq_s64_s8(load_s8(part(x[0], at)));
+    let b = vreinterpretq_s64_s8(load_s8(part(x[1], at)));
+    let low = vreinterpretq_s8_s64(vtrn1q_s64(a, b));
+    let high = vreinterpretq_s8_s64(vtrn2q_s64(a, b));
+    [
+        smmla(smmla(sums[0], w[0][0], low), w[1][0], high),
+        smmla(smmla(sums[1], w[0][1], low), w[1][1], high),
+    ]
 }

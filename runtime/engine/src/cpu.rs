@@ -1,6 +1,7 @@
 //! The CPU backend: every stage of the forward pass, its rows split over the pool.
 
 use myq_blocks::{Kernels, Layout};
+use myq_model::cache::tile::{self, Tile};
 use myq_model::weights::{Layer, Matrix, Store};
 use myq_model::{Backend, Batch, Config, Plan, Slot, State, rope::RopeTable};
 
@@ -65,29 +66,67 @@ impl<'m, K: Kernels> Cpu<'m, K> {
     }
 }
 
+impl<K: Kernels> Cpu<'_, K> {
+    /// Attention of one token, the keys of each head split into parts for the threads.
+    fn attend_in_parts(&mut self, index: usize, parts: usize) {
+        let (c, s, k) = (self.config, &mut self.state, self.kernels);
+        let (group, hd) = (c.heads / c.kv_heads, c.head_dim);
+        let (query, cache, position) = (&s.query, &s.cache, self.position);
+        let (size, stride) = (tile::floats(group, hd), group * (hd + 2));
+        let scratch = Disjoint::new(&mut s.tiles);
+        let seen = Disjoint::new(&mut s.parts);
+        let keys = (position + 1).div_ceil(parts);
+        self.pool.run(c.kv_heads * parts, &|task, thread| {
+            let (head, part) = (task / parts, task % parts);
+            // SAFETY: each thread has scratch of its own, and each task its part.
+            let (scratch, seen) = unsafe {
+                (
+                    scratch.part(thread * size, size),
+                    seen.part(task * stride, stride),
+                )
+            };
+            let mut tile = Tile::new(scratch, group, hd, 1);
+            let query = &query[head * group * hd..(head + 1) * group * hd];
+            tile.set_queries(0, query, score_scale(hd));
+            let range = part * keys..(position + 1).min((part + 1) * keys);
+            tile.attend(k, cache.head(index, head), range, position);
+            tile.part(seen);
+        });
+        let heads = s.attention[..c.q_width()].chunks_exact_mut(hd);
+        for (i, out) in heads.enumerate() {
+            let (head, row) = (i / group, i % group);
+            let first = head * parts * stride + row * (hd + 2);
+            tile::merge(&s.parts[first..(head + 1) * parts * stride], stride, out);
+        }
+    }
+}
+
 impl<K: Kernels> Backend for Cpu<'_, K> {
     fn begin(&mut self, batch: &Batch<'_>, embedding: &Matrix) {
         (self.tokens, self.position, self.wanted) =
             (batch.tokens.len(), batch.position, batch.logits);
         let table = embedding.view(self.store);
-        let (width, dims) = (self.config.width, self.rope.dims());
-        for (i, &token) in batch.tokens.iter().enumerate() {
-            let out = &mut self.state.hidden[i * width..(i + 1) * width];
-            table.dequantize(token as usize, out);
-            self.rope.angles(
-                batch.position + i,
-                &mut self.state.angles[i * dims..(i + 1) * dims],
-            );
-        }
+        let (width, rope, dims) = (self.config.width, self.rope, self.rope.dims());
+        let hidden = Disjoint::new(&mut self.state.hidden);
+        let angles = Disjoint::new(&mut self.state.angles);
+        by_token(&mut self.pool, self.tokens, width, &|i| {
+            // SAFETY: these values are this token's alone.
+            let (hidden, angles) =
+                unsafe { (hidden.part(i * width, width), angles.part(i * dims, dims)) };
+            table.dequantize(batch.tokens[i] as usize, hidden);
+            rope.angles(batch.position + i, angles);
+        });
     }
 
     fn norm(&mut self, weight: &[f32]) {
         let (k, width, eps) = (self.kernels, self.config.width, self.config.norm_eps);
-        let n = self.tokens * width;
-        let rows = self.state.hidden[..n]
-            .chunks(width)
-            .zip(self.state.normed[..n].chunks_mut(width));
-        rows.for_each(|(x, out)| k.rms_norm(x, weight, eps, out));
+        let hidden = &self.state.hidden;
+        let normed = Disjoint::new(&mut self.state.normed);
+        by_token(&mut self.pool, self.tokens, width, &|i| {
+            // SAFETY: these values are this token's alone.
+            let out = unsafe { normed.part(i * width, width) };
+            k.rms_norm(&hidden[i * width..(i + 1) * width], weight, eps, out);
+        });
     }
 
     fn project(&mut self, input: Slot, outputs: &[(Matrix, Slot)]) {
@@ -131,81 +170,110 @@ impl<K: Kernels> Backend for Cpu<'_, K> {
 
     fn rope_and_store(&mut self, index: usize, layer: &Layer) {
         let (c, s, k) = (self.config, &mut self.state, self.kernels);
-        let (hd, dims) = (c.head_dim, self.rope.dims());
-        for i in 0..self.tokens {
-            let query = &mut s.query[i * c.q_width()..(i + 1) * c.q_width()];
-            let key = &mut s.key[i * c.kv_width()..(i + 1) * c.kv_width()];
-            let value = &mut s.value[i * c.kv_width()..(i + 1) * c.kv_width()];
+        let (hd, dims, rope) = (c.head_dim, self.rope.dims(), self.rope);
+        let (q_width, kv_width) = (c.q_width(), c.kv_width());
+        let angles = &s.angles;
+        let query = Disjoint::new(&mut s.query);
+        let (key, value) = (Disjoint::new(&mut s.key), Disjoint::new(&mut s.value));
+        by_token(&mut self.pool, self.tokens, q_width, &|i| {
+            // SAFETY: these values are this token's alone.
+            let (query, key, value) = unsafe {
+                (
+                    query.part(i * q_width, q_width),
+                    key.part(i * kv_width, kv_width),
+                    value.part(i * kv_width, kv_width),
+                )
+            };
             add(query, &layer.q_bias);
             add(key, &layer.k_bias);
             add(value, &layer.v_bias);
-            let angles = &s.angles[i * dims..(i + 1) * dims];
-            query
-                .chunks_mut(hd)
-                .for_each(|head| self.rope.turn(head, angles));
-            for (h, (key, value)) in key.chunks_mut(hd).zip(value.chunks(hd)).enumerate() {
-                self.rope.turn(key, angles);
-                s.cache.put(k, index, h, self.position + i, (key, value));
+            let angles = &angles[i * dims..(i + 1) * dims];
+            let heads = query.chunks_exact_mut(hd).chain(key.chunks_exact_mut(hd));
+            heads.for_each(|head| rope.turn(head, angles));
+        });
+        // A copy in half the size, cheaper than the threads' hand-over.
+        let rows = s
+            .key
+            .chunks_exact(kv_width)
+            .zip(s.value.chunks_exact(kv_width));
+        for (i, (key, value)) in rows.take(self.tokens).enumerate() {
+            let heads = key.chunks_exact(hd).zip(value.chunks_exact(hd));
+            for (h, pair) in heads.enumerate() {
+                s.cache.put(k, index, h, self.position + i, pair);
             }
         }
     }
 
     fn attend(&mut self, index: usize) {
-        let (c, s, k) = (self.config, &mut self.state, self.kernels);
-        let (hd, context) = (c.head_dim, s.cache.context());
-        let scale = 1.0 / (hd as f32).sqrt();
-        let group = c.heads / c.kv_heads;
+        let c = self.config;
+        // Keys of a part that is worth handing out.
+        const KEYS: usize = 128;
+        let most = self.state.parts.len() / (c.heads * (c.head_dim + 2));
+        let parts = most.min((self.position + 1).div_ceil(KEYS));
+        if self.tokens == 1 && parts > 1 {
+            return self.attend_in_parts(index, parts);
+        }
+        let (s, k) = (&mut self.state, self.kernels);
+        let (group, hd, width) = (c.heads / c.kv_heads, c.head_dim, c.q_width());
         let (query, cache, position, tokens) = (&s.query, &s.cache, self.position, self.tokens);
         let out = Disjoint::new(&mut s.attention);
-        let scores = Disjoint::new(&mut s.scores);
-        // A task is one head of up to eight tokens: enough tasks to balance, and the head's
-        // keys and values stay in the cache for all of them.
-        const TOKENS: usize = 8;
-        let parts = tokens.div_ceil(TOKENS);
-        self.pool.run(c.heads * parts, &|task, thread| {
-            let (head, part) = (task / parts, task % parts);
-            // SAFETY: each thread has a part of the scores of its own.
-            let scores = unsafe { scores.part(thread * context, context) };
-            for i in part * TOKENS..tokens.min((part + 1) * TOKENS) {
-                let len = position + i + 1;
-                let at = i * c.q_width() + head * hd;
-                let past = cache.head(index, head / group);
-                past.scores(k, &query[at..at + hd], scale, &mut scores[..len]);
-                k.softmax(&mut scores[..len]);
-                // SAFETY: head and token belong to this task alone.
-                past.mix(k, &scores[..len], unsafe { out.part(at, hd) });
+        let size = tile::floats(group, hd);
+        let scratch = Disjoint::new(&mut s.tiles);
+        // Tokens of a task: a whole tile, or less where threads would have none.
+        let fair = (tokens * c.kv_heads).div_ceil(2 * self.pool.threads());
+        let some = tile::tokens(group).min(fair).max(1);
+        let tiles = tokens.div_ceil(some);
+        self.pool.run(c.kv_heads * tiles, &|task, thread| {
+            // The last tokens first: they see the most keys and take the longest.
+            let (head, first) = (task % c.kv_heads, (tiles - 1 - task / c.kv_heads) * some);
+            let count = some.min(tokens - first);
+            // SAFETY: each thread has scratch of its own.
+            let scratch = unsafe { scratch.part(thread * size, size) };
+            let mut tile = Tile::new(scratch, group, hd, count);
+            let place = |i: usize| (first + i) * width + head * group * hd;
+            for i in 0..count {
+                tile.set_queries(i, &query[place(i)..][..group * hd], score_scale(hd));
+            }
+            let seen = position + first;
+            tile.attend(k, cache.head(index, head), 0..seen + count, seen);
+            for i in 0..count {
+                // SAFETY: these heads of this token are this task's alone.
+                tile.attention(i, unsafe { out.part(place(i), group * hd) });
             }
         });
     }
 
     fn activate(&mut self) {
-        let (k, n) = (self.kernels, self.tokens * self.config.ffn);
-        let up = &self.state.up[..n];
-        if self.tokens == 1 {
-            return k.swiglu(&mut self.state.gate[..n], up);
-        }
-        let (ffn, gate) = (self.config.ffn, Disjoint::new(&mut self.state.gate[..n]));
-        self.pool.run(self.tokens, &|i, _| {
-            // SAFETY: a task has one token's values.
-            k.swiglu(
-                unsafe { gate.part(i * ffn, ffn) },
-                &up[i * ffn..(i + 1) * ffn],
-            );
+        let (k, ffn) = (self.kernels, self.config.ffn);
+        let up = &self.state.up;
+        let gate = Disjoint::new(&mut self.state.gate);
+        by_token(&mut self.pool, self.tokens, ffn, &|i| {
+            // SAFETY: these values are this token's alone.
+            let gate = unsafe { gate.part(i * ffn, ffn) };
+            k.swiglu(gate, &up[i * ffn..(i + 1) * ffn]);
         });
     }
 
     fn add(&mut self) {
-        let n = self.tokens * self.config.width;
-        add(&mut self.state.hidden[..n], &self.state.delta[..n]);
+        let width = self.config.width;
+        let delta = &self.state.delta;
+        let hidden = Disjoint::new(&mut self.state.hidden);
+        by_token(&mut self.pool, self.tokens, width, &|i| {
+            // SAFETY: these values are this token's alone.
+            let hidden = unsafe { hidden.part(i * width, width) };
+            add(hidden, &delta[i * width..(i + 1) * width]);
+        });
     }
 
     fn logits(&mut self, norm: &[f32], output: &Matrix) {
         let (k, width, eps) = (self.kernels, self.config.width, self.config.norm_eps);
         let (s, first) = (&mut self.state, self.tokens - self.wanted);
-        for i in 0..self.wanted {
-            let x = &s.hidden[(first + i) * width..(first + i + 1) * width];
-            k.rms_norm(x, norm, eps, &mut s.normed[i * width..(i + 1) * width]);
-        }
+        let (hidden, normed) = (&s.hidden, Disjoint::new(&mut s.normed));
+        by_token(&mut self.pool, self.wanted, width, &|i| {
+            let x = &hidden[(first + i) * width..(first + i + 1) * width];
+            // SAFETY: these values are this token's alone.
+            k.rms_norm(x, norm, eps, unsafe { normed.part(i * width, width) });
+        });
         let mut input = Input {
             x: &s.normed[..self.wanted * width],
             cols: width,
@@ -217,6 +285,26 @@ impl<K: Kernels> Backend for Cpu<'_, K> {
         let job = [Job::new(output, &mut s.logits[..self.wanted * output.rows])];
         input.multiply(k, self.store, &mut self.pool, &job);
     }
+}
+
+/// What scores of heads of `dim` values are multiplied by.
+fn score_scale(dim: usize) -> f32 {
+    1.0 / (dim as f32).sqrt()
+}
+
+/// Calls `body` for each of `tokens` tokens, `width` values each, on all threads if that is
+/// worth it.
+fn by_token(pool: &mut Pool, tokens: usize, width: usize, body: &(dyn Fn(usize) + Sync)) {
+    // Work of some microseconds, as long as a hand-over takes.
+    const SHARED: usize = 16 << 10;
+    if tokens * width < SHARED {
+        return (0..tokens).for_each(body);
+    }
+    // A few tasks for each thread.
+    let some = tokens.div_ceil(4 * pool.threads());
+    pool.run(tokens.div_ceil(some), &|task, _| {
+        (task * some..tokens.min((task + 1) * some)).for_each(body);
+    });
 }
 
 fn add(x: &mut [f32], y: &[f32]) {

@@ -79,8 +79,8 @@ struct Shared {
 
 struct Pins {
     own: Vec<Mask>,
-    /// Where a thread may go when its own CPU is taken; `None` if that is nowhere else.
-    group: Option<Mask>,
+    /// Where a thread may go when its own CPU is taken.
+    group: Mask,
 }
 
 /// How threads wait and where they stay.
@@ -131,7 +131,7 @@ impl Pool {
     /// With [`Settings::pin`], and a CPU for each thread, a worker stays on its CPU, and the
     /// caller's thread is moved to the first one at the first loop, for as long as the pool
     /// lives: threads that it starts meanwhile inherit that. When other processes take these
-    /// CPUs, and [`Placement::group`] has more, all may move over these.
+    /// CPUs, all may move over [`Placement::group`].
     ///
     /// # Errors
     /// The system's, where it gives no more threads.
@@ -143,8 +143,7 @@ impl Pool {
                 1 => vec![Mask::of(&placement.group)],
                 _ => placement.cpus.iter().map(|&c| Mask::of(&[c])).collect(),
             },
-            group: Some(Mask::of(&placement.group))
-                .filter(|_| placement.group.len() > placement.threads),
+            group: Mask::of(&placement.group),
         });
         Pool::start(placement.threads, placement.available, pins, settings.spin)
     }
@@ -157,6 +156,8 @@ impl Pool {
     ) -> std::io::Result<Pool> {
         let extra = threads.max(1) - 1;
         let oversubscribed = threads > cpus;
+        // Read now, as a loop must not allocate.
+        let before = pins.as_ref().and_then(|_| Mask::current());
         let shared = Arc::new(Shared {
             state: Apart(AtomicU32::new(0)),
             next: Apart(AtomicUsize::new(0)),
@@ -177,7 +178,7 @@ impl Pool {
             workers: Vec::with_capacity(extra),
             oversubscribed,
             window: Window::new(),
-            before: None,
+            before,
             pinned: false,
             here: std::marker::PhantomData,
         };
@@ -256,7 +257,6 @@ impl Pool {
     fn pin_caller(&mut self) {
         self.pinned = true;
         if let Some(pins) = &self.shared.pins {
-            self.before = Mask::current();
             if let Err(error) = pins.own[0].apply() {
                 log::debug!("the calling thread is not pinned: {error}");
             }
@@ -353,9 +353,9 @@ impl Shared {
 
     /// Lets the calling thread move over the group.
     fn leave_cpu(&self) {
-        if let Some(group) = self.pins.as_ref().and_then(|p| p.group.as_ref()) {
+        if let Some(pins) = &self.pins {
             // Without the right to move, it stays where it is.
-            drop(group.apply());
+            drop(pins.group.apply());
         }
     }
 
@@ -511,7 +511,8 @@ impl Drop for Pool {
             // A panic of a worker was reported by `run`.
             drop(worker.join());
         }
-        if let Some(Err(error)) = self.before.take().map(|m| m.apply()) {
+        let before = self.before.take().filter(|_| self.pinned);
+        if let Some(Err(error)) = before.map(|m| m.apply()) {
             log::debug!("the calling thread stays on its CPU: {error}");
         }
     }

@@ -1,9 +1,12 @@
 //! Keys and values of past tokens.
 
+pub mod tile;
+
 use half::f16;
-use myq_blocks::{Kernels, scalar};
+use myq_blocks::Kernels;
 
 use crate::Config;
+use tile::Block;
 
 /// How keys and values are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -55,7 +58,18 @@ enum Store {
 impl Cache {
     /// Room for `context` tokens; the system takes the pages when they are first written.
     pub fn new(c: &Config, context: usize, kind: CacheType) -> Cache {
-        let len = c.layers * c.kv_width() * context;
+        Cache::with_shape(c.layers, c.kv_heads, context, c.head_dim, kind)
+    }
+
+    /// Room for layers × kv_heads × context × head_dim keys, and as many values.
+    fn with_shape(
+        layers: usize,
+        kv_heads: usize,
+        context: usize,
+        head_dim: usize,
+        kind: CacheType,
+    ) -> Cache {
+        let len = layers * kv_heads * context * head_dim;
         // u16 zeros are f16 zeros, and a vector of them comes zeroed from the system.
         let halves = || bytemuck::allocation::cast_vec(vec![0u16; len]);
         let store = match kind {
@@ -70,9 +84,9 @@ impl Cache {
         };
         Cache {
             store,
-            kv_heads: c.kv_heads,
+            kv_heads,
             context,
-            head_dim: c.head_dim,
+            head_dim,
         }
     }
 
@@ -124,22 +138,14 @@ pub struct Head<'a> {
     start: usize,
 }
 
-impl Head<'_> {
-    /// `out[p] = scale · (q · key p)` for the first `out.len()` tokens.
-    pub fn scores<K: Kernels>(&self, k: K, q: &[f32], scale: f32, out: &mut [f32]) {
-        let range = self.start..self.start + out.len() * q.len();
+impl<'a> Head<'a> {
+    /// Keys and values, `dim` each, of `count` positions from `start` on.
+    fn block(self, start: usize, count: usize, dim: usize) -> Block<'a> {
+        let at = self.start + start * dim;
+        let range = at..at + count * dim;
         match self.store {
-            Store::F16 { keys, .. } => k.scores(q, &keys[range], scale, out),
-            Store::F32 { keys, .. } => scalar::scores(q, &keys[range], scale, out),
-        }
-    }
-
-    /// `out = Σ p[i] · value i` over the first `p.len()` tokens.
-    pub fn mix<K: Kernels>(&self, k: K, p: &[f32], out: &mut [f32]) {
-        let range = self.start..self.start + p.len() * out.len();
-        match self.store {
-            Store::F16 { values, .. } => k.mix(p, &values[range], out),
-            Store::F32 { values, .. } => scalar::mix(p, &values[range], out),
+            Store::F16 { keys, values } => Block::F16(&keys[range.clone()], &values[range]),
+            Store::F32 { keys, values } => Block::F32(&keys[range.clone()], &values[range]),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The byte budget of a run, before anything is allocated.
 
+use crate::cache::tile;
 use crate::state::{PARTIAL_COLUMNS, PARTIAL_ROWS};
 use crate::{CacheType, Config};
 use myq_blocks::layout::SUPER;
@@ -59,8 +60,10 @@ impl Plan {
     /// Bytes of the buffers of [`crate::State`] other than the cache.
     pub fn buffer_bytes(&self, c: &Config) -> usize {
         let per_token = 3 * c.width + 2 * c.q_width() + 2 * c.kv_width() + 2 * c.ffn + c.rope.dims;
-        let floats =
-            self.batch * per_token + self.logit_rows * c.vocab + self.threads * self.context;
+        let floats = self.batch * per_token
+            + self.logit_rows * c.vocab
+            + self.threads * tile::floats(c.heads / c.kv_heads, c.head_dim)
+            + c.heads * self.key_parts(c) * (c.head_dim + 2);
         let padded = self.longest_input(c).next_multiple_of(SUPER);
         let planes = self.activations.planes();
         let second = match self.activations {
@@ -71,6 +74,15 @@ impl Plan {
         };
         // Codes, a scale and a scaled sum for each 32, and a sum for each 16.
         4 * (floats + second) + self.batch * planes * (padded + padded / 4 + padded / 8)
+    }
+
+    /// Most parts of one head's keys that threads work on at a time, when one token attends:
+    /// two tasks a thread, where there are fewer heads than that.
+    pub fn key_parts(&self, c: &Config) -> usize {
+        match self.threads {
+            1 => 1,
+            n => (2 * n).div_ceil(c.kv_heads),
+        }
     }
 
     /// Values of the longest input of a matrix.

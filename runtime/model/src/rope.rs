@@ -40,25 +40,36 @@ impl RopeTable {
         }
     }
 
-    /// Writes `cos, sin` of each pair at `position` into `out`, `dims` values.
+    /// Writes the cosines of all pairs at `position` into the first half of `out`, the sines
+    /// into the second: `dims` values.
     pub fn angles(&self, position: usize, out: &mut [f32]) {
-        for (pair, f) in out.chunks_exact_mut(2).zip(&self.frequencies) {
-            let (sin, cos) = (position as f32 * f).sin_cos();
-            (pair[0], pair[1]) = (cos * self.magnitude, sin * self.magnitude);
+        let (cosines, sines) = out.split_at_mut(self.frequencies.len());
+        let places = cosines.iter_mut().zip(sines);
+        for ((cos, sin), f) in places.zip(&self.frequencies) {
+            let (s, c) = (position as f32 * f).sin_cos();
+            (*cos, *sin) = (c * self.magnitude, s * self.magnitude);
         }
     }
 
     /// Turns one head in place by the angles that [`RopeTable::angles`] wrote.
     pub fn turn(&self, head: &mut [f32], angles: &[f32]) {
         let half = self.frequencies.len();
-        for (i, a) in angles.chunks_exact(2).enumerate() {
-            let (x, y) = match self.pairing {
-                Pairing::Interleaved => (2 * i, 2 * i + 1),
-                Pairing::Half => (i, i + half),
-            };
-            let (u, v) = (head[x], head[y]);
-            head[x] = u * a[0] - v * a[1];
-            head[y] = u * a[1] + v * a[0];
+        let (cosines, sines) = angles.split_at(half);
+        let angles = cosines.iter().zip(sines);
+        // Loops that the compiler makes vectors of.
+        match self.pairing {
+            Pairing::Interleaved => {
+                let pairs = head[..2 * half].as_chunks_mut::<2>().0.iter_mut();
+                for ([x, y], (cos, sin)) in pairs.zip(angles) {
+                    (*x, *y) = (*x * cos - *y * sin, *x * sin + *y * cos);
+                }
+            }
+            Pairing::Half => {
+                let (first, second) = head.split_at_mut(half);
+                for ((x, y), (cos, sin)) in first.iter_mut().zip(second).zip(angles) {
+                    (*x, *y) = (*x * cos - *y * sin, *x * sin + *y * cos);
+                }
+            }
         }
     }
 

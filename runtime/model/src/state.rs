@@ -2,7 +2,7 @@
 
 use myq_blocks::{ActBuffer, MAX_COLUMNS};
 
-use crate::cache::Cache;
+use crate::cache::{Cache, tile};
 use crate::{Config, Plan};
 
 /// Tokens whose second planes a thread multiplies at once.
@@ -33,10 +33,13 @@ pub struct State {
     pub delta: Vec<f32>,
     /// logit_rows × vocab
     pub logits: Vec<f32>,
-    /// batch × rope.dims: cosine and sine of each pair
+    /// batch × rope.dims: the cosines of all pairs, then the sines
     pub angles: Vec<f32>,
-    /// threads × context: attention weights while they are computed
-    pub scores: Vec<f32>,
+    /// threads × [`tile::floats`]: attention while it is computed
+    pub tiles: Vec<f32>,
+    /// kv_heads × [`Plan::key_parts`] × group × (head_dim + 2): what tiles over parts of one
+    /// head's keys have seen
+    pub parts: Vec<f32>,
     /// 8-bit form of a matrix's input, batch · planes columns
     pub codes: ActBuffer,
     /// threads × the longest of a matrix's inputs, with two planes: what the first leaves
@@ -66,7 +69,8 @@ impl State {
             delta: buffer(p.batch, c.width),
             logits: buffer(p.logit_rows, c.vocab),
             angles: buffer(p.batch, c.rope.dims),
-            scores: buffer(p.threads, p.context),
+            tiles: buffer(p.threads, tile::floats(c.heads / c.kv_heads, c.head_dim)),
+            parts: buffer(c.heads * p.key_parts(c), c.head_dim + 2),
             codes: ActBuffer::new(p.batch * planes, longest),
             residual: buffer(spare, longest),
             partial: buffer(spare * PARTIAL_COLUMNS, PARTIAL_ROWS),

@@ -1,24 +1,26 @@
 //! Verdicts of `bench` on set-ups made to have each bottleneck; measured, so run by hand:
 //!
-//! `MYQ_SLOW=1 MYQ_BENCH_F32=F32.gguf MYQ_BENCH_MODEL=Q4_K_M.gguf
+//! `MYQ_SLOW=1 MYQ_BENCH_F32=F32.gguf MYQ_BENCH_MODEL=Q4_K_M.gguf MYQ_BENCH_TINY=fixture.myq
 //! cargo test --release -p runner --test verdicts -- --nocapture`
 //!
-//! on a machine that does nothing else. Both files hold the same small model, as `compare-peers
-//! --quantize` writes it: decoding 32-bit weights needs the least arithmetic for a byte, and
-//! 4-bit weights are soon outweighed by past tokens. What the verdicts follow from is held by
-//! the unit tests of `bench/verdict.rs`, which need no clock.
+//! on a machine that does nothing else. The first two hold the same small model, as
+//! `compare-peers --quantize` writes it: decoding 32-bit weights needs the least arithmetic for
+//! a byte, and 4-bit weights are soon outweighed by past tokens. The third is `tests/data/target`,
+//! imported: its matrices are too small for many threads. What the verdicts follow from is held
+//! by the unit tests of `bench/verdict.rs`, which need no clock.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// The 32-bit and the 4-bit file.
-fn models() -> Option<(PathBuf, PathBuf)> {
-    let path = |name| std::env::var_os(name).map(PathBuf::from);
-    let models = path("MYQ_SLOW").and(path("MYQ_BENCH_F32").zip(path("MYQ_BENCH_MODEL")));
-    if models.is_none() {
-        eprintln!("skipped: set MYQ_SLOW=1, MYQ_BENCH_F32 and MYQ_BENCH_MODEL");
+/// The three files.
+fn models() -> Option<[PathBuf; 3]> {
+    let names = ["MYQ_BENCH_F32", "MYQ_BENCH_MODEL", "MYQ_BENCH_TINY"];
+    let paths = names.map(std::env::var_os);
+    if std::env::var_os("MYQ_SLOW").is_none() || paths.iter().any(Option::is_none) {
+        eprintln!("skipped: set MYQ_SLOW=1, {}", names.join(", "));
+        return None;
     }
-    models
+    Some(paths.map(|p| p.unwrap_or_default().into()))
 }
 
 fn start(model: &Path, args: &str) -> Child {
@@ -44,17 +46,17 @@ fn expect(bottleneck: &str, args: &str, child: Child) {
 /// One test, so that the set-ups do not run beside each other.
 #[test]
 fn each_set_up_has_its_verdict() {
-    let Some((wide, model)) = models() else {
+    let Some([wide, model, tiny]) = models() else {
         return;
     };
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let short = "--prompt-tokens 16 --decode-tokens 64 --repeat 3";
-    let many = format!("{short} --threads {}", 4 * processors);
+    let many = format!("{short} --no-pin --threads {}", 4 * processors);
     let long = "--prompt-tokens 6000 --decode-tokens 32 --repeat 1 --context 8192 --cache-type f32";
     for (bottleneck, model, args) in [
         ("bandwidth", &wide, &*format!("{short} --threads 1")),
         ("arithmetic", &model, &format!("{short} --kernels scalar")),
-        ("synchronisation", &model, &many),
+        ("synchronisation", &tiny, &many),
         ("kv-cache", &model, long),
     ] {
         expect(bottleneck, args, start(model, args));
