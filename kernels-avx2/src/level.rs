@@ -9,11 +9,13 @@ pub enum Level {
     AvxVnni,
     /// AVX-512 with dot products of bytes (F, BW, DQ, VL, VNNI).
     Avx512,
+    /// The same, and tiles of bytes (AMX) for four columns or more.
+    Amx,
 }
 
 impl Level {
     /// All levels, the best first.
-    pub const ALL: [Level; 3] = [Level::Avx512, Level::AvxVnni, Level::Avx2];
+    pub const ALL: [Level; 4] = [Level::Amx, Level::Avx512, Level::AvxVnni, Level::Avx2];
 
     /// The name, as kernels print it.
     pub fn name(self) -> &'static str {
@@ -21,6 +23,7 @@ impl Level {
             Level::Avx2 => "avx2",
             Level::AvxVnni => "avx-vnni",
             Level::Avx512 => "avx512",
+            Level::Amx => "amx",
         }
     }
 
@@ -40,6 +43,7 @@ impl Level {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            Level::Amx => Level::Avx512.here() && crate::panels::amx::available(),
         }
     }
 }

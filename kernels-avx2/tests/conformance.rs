@@ -33,3 +33,8 @@ fn avx_vnni_equals_the_reference() {
 fn avx512_equals_the_reference() {
     check(Level::Avx512);
 }
+
+#[test]
+fn amx_equals_the_reference() {
+    check(Level::Amx);
+}

@@ -75,6 +75,9 @@ pub(crate) trait Format: Copy {
     const SIXTEENS: bool = false;
     /// Offsets have a scale of their own (only sixteens).
     const OWN_MINIMA: bool = false;
+    /// Fixed offset of the codes as `codes` gives them to sets that multiply unsigned ones, if
+    /// it is all the offset there is.
+    const FIXED: u8 = 0;
     /// There are offsets (only thirties).
     const OFFSETS: bool = true;
 
@@ -251,6 +254,7 @@ impl Format for Q2K {
 impl Format for Q3K {
     const LOW: u32 = 2;
     const HIGH: u32 = 1;
+    const FIXED: u8 = 4;
     const SIXTEENS: bool = true;
 
     fn dtype(self) -> DType {
@@ -282,6 +286,7 @@ impl Format for Q3K {
 impl Format for Q6K {
     const LOW: u32 = 4;
     const HIGH: u32 = 2;
+    const FIXED: u8 = 32;
     const SIXTEENS: bool = true;
 
     fn dtype(self) -> DType {
@@ -360,6 +365,7 @@ impl Format for Q5K {
 
 impl Format for Tq2 {
     const LOW: u32 = 2;
+    const FIXED: u8 = 1;
 
     fn dtype(self) -> DType {
         DType::Tq2_0
@@ -407,16 +413,17 @@ macro_rules! small {
 
 small! {
     /// 4 bits.
-    Q4_0 Q4_0 8.0 { const LOW: u32 = 4; }
+    Q4_0 Q4_0 8.0 { const LOW: u32 = 4; const FIXED: u8 = 8; }
 }
 small! {
     /// 5 bits.
-    Q5_0 Q5_0 16.0 { const LOW: u32 = 4; const HIGH: u32 = 1; }
+    Q5_0 Q5_0 16.0 { const LOW: u32 = 4; const HIGH: u32 = 1; const FIXED: u8 = 16; }
 }
 small! {
     /// 8 bits, signed.
     Q8_0 Q8_0 0.0 {
         const LOW: u32 = 8;
+        const FIXED: u8 = 128;
         const SIGNED: bool = true;
         const OFFSETS: bool = false;
 
@@ -436,6 +443,7 @@ small! {
     Iq4Nl Iq4Nl 0.0 {
         const LOW: u32 = 4;
         const BITS: u32 = 8;
+        const FIXED: u8 = 128;
         const SIGNED: bool = true;
         const OFFSETS: bool = false;
 

@@ -369,6 +369,42 @@ macro_rules! vnni_256 {
 vnni_256!(AvxVnni, _mm256_dpbusd_avx_epi32);
 vnni_256!(Avx512Half, _mm256_dpbusd_epi32);
 
+impl Avx512 {
+    /// Sixteen i32.
+    #[inline(always)]
+    pub(super) unsafe fn load_sums(p: *const u8) -> __m512i {
+        _mm512_loadu_si512(p.cast())
+    }
+
+    /// 64 bytes.
+    #[inline(always)]
+    pub(super) unsafe fn store_bytes(v: __m512i, p: *mut u8) {
+        _mm512_storeu_si512(p.cast(), v);
+    }
+
+    #[inline(always)]
+    pub(super) unsafe fn sub_bytes(a: __m512i, b: __m512i) -> __m512i {
+        _mm512_sub_epi8(a, b)
+    }
+
+    /// i16 lanes.
+    #[inline(always)]
+    pub(super) unsafe fn mul16(a: __m512i, b: __m512i) -> __m512i {
+        _mm512_mullo_epi16(a, b)
+    }
+
+    /// The lower and the upper i16 of each lane of 32 bits, twice.
+    #[inline(always)]
+    pub(super) unsafe fn spread(pairs: __m512i) -> (__m512i, __m512i) {
+        let low = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff));
+        let high = _mm512_srli_epi32::<16>(pairs);
+        (
+            _mm512_or_si512(low, _mm512_slli_epi32::<16>(low)),
+            _mm512_or_si512(high, _mm512_slli_epi32::<16>(high)),
+        )
+    }
+}
+
 impl Isa for Avx512 {
     const PANELS: usize = 2;
     const BLOCKS: usize = 2;

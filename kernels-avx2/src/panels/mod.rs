@@ -22,6 +22,7 @@
     reason = "every function here is part of one loop that needs its instruction set and checked lengths"
 )]
 
+pub(crate) mod amx;
 mod formats;
 mod isa;
 
@@ -58,6 +59,8 @@ pub(crate) fn matmul(level: Level, w: Rows<'_>, columns: &[Column<'_>], out: &mu
             Level::Avx2 => avx2(w, columns, out),
             Level::AvxVnni => avx_vnni(w, columns, out),
             Level::Avx512 => avx512(w, columns, out),
+            Level::Amx if columns.len() < amx::FEWEST => avx512(w, columns, out),
+            Level::Amx => tiles(w, columns, out),
         }
     }
 }
@@ -66,7 +69,7 @@ pub(crate) fn matmul(level: Level, w: Rows<'_>, columns: &[Column<'_>], out: &mu
 ///
 /// Each format gets a function of its own, which keeps functions, and so compile times, small.
 macro_rules! entry {
-    ($name:ident, $features:literal, $all:ident, $left:ident) => {
+    ($name:ident, $features:literal, $all:ident, $left:ident $(, $first:path)?) => {
         #[target_feature(enable = $features)]
         unsafe fn $name(w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
             #[inline(never)]
@@ -77,7 +80,10 @@ macro_rules! entry {
                 columns: &[Column<'_>],
                 out: &mut [&mut [f32]],
             ) {
-                all::<isa::$all, isa::$left, F>(f, w, columns, out);
+                #[allow(unused_mut, unused_assignments, reason = "only tiles come first")]
+                let mut done = 0;
+                $(done = $first(f, w, columns, out);)?
+                all::<isa::$all, isa::$left, F>(f, w, done, columns, out);
             }
             match w.dtype() {
                 DType::Q2K => one(formats::Q2K, w, columns, out),
@@ -114,16 +120,24 @@ entry!(
     Avx512,
     Avx512Half
 );
+entry!(
+    tiles,
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
+    Avx512,
+    Avx512Half,
+    amx::pairs
+);
 
-/// All panels: as many at once as registers hold, then what is left.
+/// All panels from `p` on: as many at once as registers hold, then what is left.
 #[inline(always)]
 unsafe fn all<S: Isa, T: Isa, F: Format>(
     f: F,
     w: Rows<'_>,
+    mut p: usize,
     columns: &[Column<'_>],
     out: &mut [&mut [f32]],
 ) {
-    let (n, mut p) = (w.panels(), 0);
+    let n = w.panels();
     if S::BLOCKS == 2 && columns.len() > 1 {
         // Each activation that is loaded meets two vectors.
         while p + 2 * S::PANELS <= n {

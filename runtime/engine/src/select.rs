@@ -17,6 +17,8 @@ pub enum KernelChoice {
     AvxVnni,
     /// AVX-512 with dot products of bytes.
     Avx512,
+    /// The same, and tiles (AMX) for prompts.
+    Amx,
     /// ARMv8 NEON.
     Neon,
     /// Plain Rust, 8-bit activations.
@@ -27,11 +29,12 @@ pub enum KernelChoice {
 
 impl KernelChoice {
     /// All choices by the names that [`available`] prints.
-    pub const NAMES: [(&'static str, KernelChoice); 7] = [
+    pub const NAMES: [(&'static str, KernelChoice); 8] = [
         ("auto", KernelChoice::Auto),
         ("avx2", KernelChoice::Avx2),
         ("avx-vnni", KernelChoice::AvxVnni),
         ("avx512", KernelChoice::Avx512),
+        ("amx", KernelChoice::Amx),
         ("neon", KernelChoice::Neon),
         ("scalar", KernelChoice::Scalar),
         ("exact", KernelChoice::Exact),

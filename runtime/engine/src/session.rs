@@ -421,6 +421,7 @@ fn decoder(
         KernelChoice::Avx2 => Avx2::with(Level::Avx2),
         KernelChoice::AvxVnni => Avx2::with(Level::AvxVnni),
         KernelChoice::Avx512 => Avx2::with(Level::Avx512),
+        KernelChoice::Amx => Avx2::with(Level::Amx),
         _ => None,
     };
     let neon = match choice {

@@ -55,7 +55,11 @@ fn each_set_up_has_its_verdict() {
     let long = "--prompt-tokens 6000 --decode-tokens 32 --repeat 1 --context 8192 --cache-type f32";
     for (bottleneck, model, args) in [
         ("bandwidth", &wide, &*format!("{short} --threads 1")),
-        ("arithmetic", &model, &format!("{short} --kernels scalar")),
+        (
+            "arithmetic",
+            &model,
+            &format!("{short} --threads 1 --kernels scalar"),
+        ),
         ("synchronisation", &tiny, &many),
         ("kv-cache", &model, long),
     ] {

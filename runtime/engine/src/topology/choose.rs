@@ -200,10 +200,12 @@ impl Machine {
         cores: usize,
         mixed: bool,
     ) -> String {
-        let plural = if cpus.len() == 1 { "thread" } else { "threads" };
+        let what = match cpus.len() {
+            1 => "1 thread on CPU".to_owned(),
+            n => format!("{n} threads on CPUs"),
+        };
         let mut text = format!(
-            "{} {plural} on CPUs {} ({reason}; {cores} physical cores",
-            cpus.len(),
+            "{what} {} ({reason}; {cores} physical cores",
             print_list(cpus),
         );
         if let Some(node) = node {

@@ -276,7 +276,11 @@ mod tests {
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
         let total: f64 = weights.iter().sum();
-        let mixed = |i: usize| (0..sees).map(|p| weights[p] * values[p * DIM + i]).sum::<f64>();
+        let mixed = |i: usize| {
+            (0..sees)
+                .map(|p| weights[p] * values[p * DIM + i])
+                .sum::<f64>()
+        };
         (0..DIM).map(|i| mixed(i) / total).collect()
     }
 
