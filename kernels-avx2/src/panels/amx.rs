@@ -25,9 +25,9 @@
     reason = "every function here is part of one loop that needs its instruction set and checked lengths"
 )]
 
-use super::Acts;
 use super::formats::{Format, Sixteens, Thirties};
 use super::isa::{Avx512 as S, Isa};
+use super::{Acts, ahead};
 use core::arch::asm;
 use core::arch::x86_64::{__m512, __m512i};
 use myq_blocks::panels::{PANEL, chunk_bytes, head_bytes};
@@ -194,6 +194,7 @@ unsafe fn two_panels<F: Format, const N: usize>(
             }
         };
         let at = panel.add(step * i);
+        ahead::<S, 1>(at, stride, step);
         if F::SIXTEENS {
             chunk_16::<F, N>(
                 f,

@@ -31,6 +31,10 @@ use formats::{Dense, Format, Sixteens, Thirties, WithMinimum};
 use isa::Isa;
 use myq_blocks::panels::{PANEL, chunk_bytes, head_bytes};
 use myq_blocks::{Column, DType, MAX_COLUMNS, Rows};
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+
+/// Bytes between what is multiplied and what is asked for.
+const AHEAD: usize = 3072;
 
 /// Products of the panels of `w` with all columns; rows behind the panels are left out.
 ///
@@ -228,11 +232,27 @@ unsafe fn chunks<S: Isa, F: Format, const N: usize, const W: usize>(
     for i in 0..=whole {
         let groups = if i < whole { 8 } else { rest };
         let p = panel.add(step * i);
+        ahead::<S, W>(p, stride, step);
         if groups == 0 {
         } else if F::SIXTEENS {
             chunk_16::<S, F, N, W>(f, p, stride, (8 * i, groups), columns, total);
         } else {
             chunk_32::<S, F, N, W>(f, p, stride, (8 * i, groups), columns, total);
+        }
+    }
+}
+
+/// Asks for the bytes that are read some chunks later.
+///
+/// The processor's own prefetching stops at the end of a page. Panels follow one another, so
+/// that what lies behind the last chunk of this one is wanted too.
+#[inline(always)]
+unsafe fn ahead<S: Isa, const W: usize>(p: *const u8, stride: usize, step: usize) {
+    for w in 0..W * S::PANELS {
+        let p = p.wrapping_add(w * stride + AHEAD);
+        for line in (0..step).step_by(64) {
+            // Prefetching reads nothing, so that any address will do.
+            _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(line).cast());
         }
     }
 }
