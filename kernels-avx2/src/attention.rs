@@ -37,7 +37,7 @@ pub(crate) fn product(level: Level, a: &[f32], b: &[f32], inner: usize, out: &mu
     // of the shape.
     unsafe {
         match level {
-            Level::Avx512 => product_512(a, b, shape, out),
+            Level::Avx512 | Level::Amx => product_512(a, b, shape, out),
             _ => product_256(a, b, shape, out),
         }
     }
@@ -261,7 +261,7 @@ pub(crate) fn score_group(level: Level, q: &[f32], keys: &[f16], dim: usize, out
     // checked.
     unsafe {
         match level {
-            Level::Avx512 => scores_512(q, keys, dim, out),
+            Level::Avx512 | Level::Amx => scores_512(q, keys, dim, out),
             _ => scores_256(q, keys, dim, out),
         }
     }
@@ -394,7 +394,7 @@ pub(crate) fn mix_group(level: Level, p: &[f32], values: &[f16], dim: usize, out
     // checked.
     unsafe {
         match level {
-            Level::Avx512 => mix_512(p, values, dim, out),
+            Level::Avx512 | Level::Amx => mix_512(p, values, dim, out),
             _ => mix_256(p, values, dim, out),
         }
     }

@@ -100,7 +100,7 @@ pub(crate) fn matmul(level: Level, w: Rows<'_>, columns: &[Column<'_>], out: &mu
     // SAFETY: a `Level` is made where the processor has its instructions; lengths are checked.
     unsafe {
         match level {
-            Level::Avx512 => avx512(w, columns, out),
+            Level::Avx512 | Level::Amx => avx512(w, columns, out),
             _ => avx2(w, columns, out),
         }
     }
@@ -234,14 +234,19 @@ unsafe fn widened<F: Float, L: Lanes, const R: usize>(
     out: &mut [&mut [f32]],
 ) -> usize {
     let mut buffer = Aligned([[std::mem::MaybeUninit::<f32>::uninit(); PART]; R]);
+    let copies = buffer.0.as_mut_ptr().cast::<f32>();
+    // Copies lie behind each other, so that they take different lines of the cache.
+    let stride = len.next_multiple_of(16);
     let mut rows = [std::ptr::null::<f32>(); R];
-    for (r, (row, buffer)) in rows.iter_mut().zip(&mut buffer.0).enumerate() {
+    for (r, row) in rows.iter_mut().enumerate() {
         let bytes = w.row(first + r)[from * F::BYTES..(from + len) * F::BYTES].as_ptr();
         *row = if F::BYTES == 4 {
             bytes.cast()
         } else {
-            widen::<F, L>(bytes, len, buffer.as_mut_ptr().cast());
-            buffer.as_ptr().cast()
+            // Within the buffer: stride ≤ PART.
+            let copy = copies.add(r * stride);
+            widen::<F, L>(bytes, len, copy);
+            copy
         };
     }
     let mut c = 0;

@@ -63,7 +63,7 @@ pub(crate) fn swiglu(level: Level, gate: &mut [f32], up: &[f32]) {
     // SAFETY: a `Level` is made where the processor has its instructions; the lengths are equal.
     unsafe {
         match level {
-            Level::Avx512 => swiglu_512(gate, up),
+            Level::Avx512 | Level::Amx => swiglu_512(gate, up),
             _ => swiglu_256(gate, up),
         }
     }
@@ -125,7 +125,7 @@ pub(crate) fn exp_block(level: Level, x: &mut [f32], max: f32) -> (f32, f32) {
     // SAFETY: a `Level` is made where the processor has its instructions.
     unsafe {
         match level {
-            Level::Avx512 => exp_block_512(x, max),
+            Level::Avx512 | Level::Amx => exp_block_512(x, max),
             _ => exp_block_256(x, max),
         }
     }

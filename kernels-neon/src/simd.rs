@@ -134,6 +134,7 @@ instructions! {
     vreinterpretq_s8_s64(a: int64x2_t) -> int8x16_t;
     vreinterpretq_s16_s32(a: int32x4_t) -> int16x8_t;
     vdup_n_s16(a: i16) -> int16x4_t;
+    vdupq_n_s16(a: i16) -> int16x8_t;
     vdupq_n_u16(a: u16) -> uint16x8_t;
     vreinterpret_f16_u16(a: uint16x4_t) -> float16x4_t;
     vreinterpret_f16_u8(a: uint8x8_t) -> float16x4_t;

@@ -23,9 +23,7 @@ use crate::simd::*;
 
 /// 128 activations of a column.
 #[derive(Clone, Copy)]
-pub(crate) struct Unit<'a> {
-    /// Codes.
-    pub(crate) q: &'a [i8; 128],
+pub(crate) struct Unit {
     /// Scale of each group of 32.
     pub(crate) d: float32x4_t,
     /// Sums in four lanes, one for each group: of its sixteens 0 and 1, or of all and nothing.
@@ -79,7 +77,7 @@ pub(crate) trait Format: Copy {
     fn add<const G: i32, const H: usize>(
         fields: &Self::Fields,
         dots: Sums,
-        x: &Unit<'_>,
+        x: &Unit,
         total: Totals,
     ) -> Totals;
 
@@ -214,7 +212,7 @@ impl Format for Q2K {
     fn add<const G: i32, const H: usize>(
         [scale, min]: &Self::Fields,
         dots: Sums,
-        x: &Unit<'_>,
+        x: &Unit,
         total: Totals,
     ) -> Totals {
         let sum = vcvtq_f32_s32(scaled_sixteens(dots, scale[H]));
@@ -265,7 +263,7 @@ impl Format for Q3K {
     fn add<const G: i32, const H: usize>(
         scale: &Self::Fields,
         dots: Sums,
-        x: &Unit<'_>,
+        x: &Unit,
         total: Totals,
     ) -> Totals {
         let sum = vcvtq_f32_s32(scaled_sixteens(dots, scale[H]));
@@ -301,7 +299,7 @@ impl Format for Q6K {
     fn add<const G: i32, const H: usize>(
         scale: &Self::Fields,
         dots: Sums,
-        x: &Unit<'_>,
+        x: &Unit,
         total: Totals,
     ) -> Totals {
         let sum = vmulq_s32(dots[0], wide::<H>(scale[0]));
@@ -340,7 +338,7 @@ impl<const HIGH: usize> Format for Pair<HIGH> {
     fn add<const G: i32, const H: usize>(
         [scale, min]: &Self::Fields,
         dots: Sums,
-        x: &Unit<'_>,
+        x: &Unit,
         total: Totals,
     ) -> Totals {
         let sum = vcvtq_f32_s32(vmulq_s32(dots[0], wide::<H>(*scale)));
@@ -379,7 +377,7 @@ impl Format for Tq2_0 {
     fn add<const G: i32, const H: usize>(
         _: &(),
         dots: Sums,
-        x: &Unit<'_>,
+        x: &Unit,
         total: Totals,
     ) -> Totals {
         [
@@ -423,7 +421,7 @@ macro_rules! flat {
             fn add<const G: i32, const H: usize>(
                 [scale, min]: &Self::Fields,
                 dots: Sums,
-                x: &Unit<'_>,
+                x: &Unit,
                 mut total: Totals,
             ) -> Totals {
                 let factor = vmulq_laneq_f32::<G>(scale[H], x.d);
@@ -489,7 +487,7 @@ impl<const LOW: usize, const HIGH: usize> Format for Dense<LOW, HIGH> {
     fn add<const G: i32, const H: usize>(
         (scale, zero): &Self::Fields,
         dots: Sums,
-        x: &Unit<'_>,
+        x: &Unit,
         total: Totals,
     ) -> Totals {
         let sum = float(sub_lane::<G, H>(dots[0], *zero, x.sums[0]));

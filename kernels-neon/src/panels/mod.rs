@@ -11,10 +11,11 @@
 //!
 //! Deviations:
 //!
-//! 1. 128 activations, a *unit*, are prepared at once; a chunk is one unit or two.
+//! 1. For a single column, the case of decoding, 128 activations, a *unit*, are prepared at once
+//!    and the group is a constant; several columns go group by group.
 //! 2. What ends a panel, less than a chunk, is copied into one with zero scales, so that there
 //!    is one path for all lengths.
-//! 3. A single column, the case of decoding, lives on memory: lines are asked for ahead.
+//! 3. Decoding lives on memory: lines are asked for ahead.
 
 mod formats;
 mod lanes;
@@ -110,7 +111,7 @@ impl<'a> Chunks<'a> {
 
     /// Unit `u` of chunk `i`.
     #[inline(always)]
-    fn unit<F: Format>(&self, i: usize, u: usize) -> Unit<'a> {
+    fn unit<F: Format>(&self, i: usize, u: usize) -> Unit {
         let sums = load_s16(part(&self.sums[i], 8 * u));
         let sums = if F::SIXTEENS {
             [vuzp1q_s16(sums, sums), vuzp2q_s16(sums, sums)]
@@ -118,19 +119,47 @@ impl<'a> Chunks<'a> {
             let groups = vpaddq_s16(sums, sums);
             [groups, groups]
         };
-        let zero = vdupq_n_s32(if F::FLOATED { MAGIC } else { 0 });
-        let offset = vdup_n_s16(-F::OFFSET);
         Unit {
-            q: part(&self.q[i], 128 * u),
             d: load_f32(part(&self.d[i], 4 * u)),
             sums,
             scaled: load_f32(part(&self.scaled[i], 4 * u)),
-            start: [
-                vmlal_s16(zero, vget_low_s16(sums[0]), offset),
-                vmlal_s16(zero, vget_low_s16(sums[1]), offset),
-            ],
+            start: start::<F>(sums),
         }
     }
+
+    /// Group `g` of chunk `i`, in the first lane of a unit.
+    #[inline(always)]
+    fn group<F: Format>(&self, i: usize, g: usize) -> Unit {
+        let [a, b] = *part(&self.sums[i], 2 * g);
+        let sums = if F::SIXTEENS {
+            [vdupq_n_s16(a), vdupq_n_s16(b)]
+        } else {
+            [vdupq_n_s16(a + b); 2]
+        };
+        Unit {
+            d: vdupq_n_f32(self.d[i][g]),
+            sums,
+            scaled: vdupq_n_f32(self.scaled[i][g]),
+            start: start::<F>(sums),
+        }
+    }
+
+    /// Codes of group `g` of chunk `i`.
+    #[inline(always)]
+    fn codes(&self, i: usize, g: usize) -> &'a [i8; 32] {
+        part(&self.q[i], 32 * g)
+    }
+}
+
+/// Where dot products start, for sums of activations in 16-bit lanes.
+#[inline(always)]
+fn start<F: Format>(sums: [int16x8_t; 2]) -> [int32x4_t; 2] {
+    let zero = vdupq_n_s32(if F::FLOATED { MAGIC } else { 0 });
+    let offset = vdup_n_s16(-F::OFFSET);
+    [
+        vmlal_s16(zero, vget_low_s16(sums[0]), offset),
+        vmlal_s16(zero, vget_low_s16(sums[1]), offset),
+    ]
 }
 
 /// `result[c][r] = row r of the panel · columns[c]`.
@@ -149,22 +178,23 @@ fn tile<F: Format, L: Lanes, const C: usize>(
     if groups > 0 {
         tail::fill(dtype, groups, &panel[whole * step..], &mut last[..step]);
     }
-    let x = columns.each_ref().map(|c| Chunks::new(c, chunks));
+    let x: [Chunks<'_>; C] = columns.each_ref().map(|c| Chunks::new(c, chunks));
     let mut sums = [[vdupq_n_f32(0.0); 2]; C];
     let mut totals = [[[vdupq_n_f32(0.0); 2]; 2]; C];
     for i in 0..chunks {
         let chunk = if i == whole { &last[..step] } else { &panel[step * i..][..step] };
         let (head, planes) = chunk.split_at(format.head_bytes());
-        let units = if i < whole || groups > 4 { 2 } else { 1 };
+        let groups = if i < whole { 8 } else { groups };
+        let at = Chunk { head, planes, i };
         if C == 1 {
             // Written out: a constant unit saves a tenth of the instructions.
-            unit::<F, L, C>(format, head, planes, &x, (i, 0), &mut totals);
-            if units == 2 {
-                unit::<F, L, C>(format, head, planes, &x, (i, 1), &mut totals);
+            unit::<F, L>(format, at, 0, &x[0], &mut totals[0]);
+            if groups > 4 {
+                unit::<F, L>(format, at, 1, &x[0], &mut totals[0]);
             }
         } else {
-            for u in 0..units {
-                unit::<F, L, C>(format, head, planes, &x, (i, u), &mut totals);
+            for g in 0..groups {
+                group::<F, L, C>(format, at, g, &x, &mut totals);
             }
         }
         if F::SUPER {
@@ -187,107 +217,113 @@ fn tile<F: Format, L: Lanes, const C: usize>(
     out
 }
 
-/// Adds 128 weights: unit `u` of chunk `i`, its groups 4·u to 4·u + 3.
+/// Chunk `i` of a panel.
+#[derive(Clone, Copy)]
+struct Chunk<'a> {
+    head: &'a [u8],
+    planes: &'a [u8],
+    i: usize,
+}
+
+impl<'a> Chunk<'a> {
+    /// The planes of `n` groups from `g` on.
+    #[inline(always)]
+    fn groups<F: Format>(&self, g: usize, n: usize) -> &'a [u8] {
+        let bytes = const { VECTOR * (F::LOW + F::HIGH) };
+        &self.planes[bytes * g..][..bytes * n]
+    }
+}
+
+/// Adds 128 weights of one column: groups 4·`u` to 4·`u` + 3.
 #[inline(always)]
-fn unit<F: Format, L: Lanes, const C: usize>(
+fn unit<F: Format, L: Lanes>(
     format: F,
-    head: &[u8],
-    planes: &[u8],
+    at: Chunk<'_>,
+    u: usize,
+    x: &Chunks<'_>,
+    totals: &mut [Totals; 2],
+) {
+    let lanes = x.unit::<F>(at.i, u);
+    // Written out, so that the lane is a constant in each.
+    one::<F, L, 0>(format, at, u, x, &lanes, totals);
+    one::<F, L, 1>(format, at, u, x, &lanes, totals);
+    one::<F, L, 2>(format, at, u, x, &lanes, totals);
+    one::<F, L, 3>(format, at, u, x, &lanes, totals);
+}
+
+/// Adds the group in lane `G` of unit `u` of one column: both halves of the rows at once, so
+/// that additions to one sum are far from each other.
+#[inline(always)]
+fn one<F: Format, L: Lanes, const G: i32>(
+    format: F,
+    at: Chunk<'_>,
+    u: usize,
+    x: &Chunks<'_>,
+    lanes: &Unit,
+    totals: &mut [Totals; 2],
+) {
+    ahead::<F, G>(at.groups::<F>(4 * u, 4));
+    let g = 4 * u + G as usize;
+    let fields = format.fields(at.head, u, G as usize);
+    let planes = at.groups::<F>(g, 1);
+    let w = [quads::<F>(planes, 0), quads::<F>(planes, 16)];
+    let start = [[started::<F, G>(lanes)]; 2];
+    let [[a], [b]] = L::dots::<F, 2, 1>(&w, &[x.codes(at.i, g)], start);
+    totals[0] = F::add::<G, 0>(&fields, a, lanes, totals[0]);
+    totals[1] = F::add::<G, 1>(&fields, b, lanes, totals[1]);
+}
+
+/// Adds group `g` of several columns: one half's codes stay in registers for all of them.
+#[inline(always)]
+fn group<F: Format, L: Lanes, const C: usize>(
+    format: F,
+    at: Chunk<'_>,
+    g: usize,
     x: &[Chunks<'_>; C],
-    (i, u): (usize, usize),
     totals: &mut [[Totals; 2]; C],
 ) {
-    // The compiler needs to see that there are two units.
-    let u = u % 2;
-    let mut units = [x[0].unit::<F>(i, u); C];
-    for c in 1..C {
-        units[c] = x[c].unit::<F>(i, u);
-    }
-    let bytes = const { 4 * VECTOR * (F::LOW + F::HIGH) };
-    let planes = &planes[bytes * u..][..bytes];
-    // Written out, so that the group of the unit is a constant in each.
-    group::<F, L, C, 0>(format.fields(head, u, 0), planes, &units, totals);
-    group::<F, L, C, 1>(format.fields(head, u, 1), planes, &units, totals);
-    group::<F, L, C, 2>(format.fields(head, u, 2), planes, &units, totals);
-    group::<F, L, C, 3>(format.fields(head, u, 3), planes, &units, totals);
-}
-
-/// Adds group `G` of a unit.
-#[inline(always)]
-fn group<F: Format, L: Lanes, const C: usize, const G: i32>(
-    fields: F::Fields,
-    planes: &[u8],
-    x: &[Unit<'_>; C],
-    totals: &mut [[Totals; 2]; C],
-) {
-    if C == 1 {
-        ahead::<F, G, 0>(planes);
-        ahead::<F, G, 1>(planes);
-        ahead::<F, G, 2>(planes);
-        ahead::<F, G, 3>(planes);
-    }
-    let bytes = const { VECTOR * (F::LOW + F::HIGH) };
-    let planes = &planes[bytes * G as usize..][..bytes];
-    let low = || quads::<F>(planes, 0);
-    let high = || quads::<F>(planes, 16);
-    if C == 1 {
-        // All at once, so that additions to one sum are far from each other.
-        let [a, b] = dots::<F, L, 2, C, G>(&[low(), high()], x);
-        add::<F, C, G, 0>(&fields, &a, x, totals);
-        add::<F, C, G, 1>(&fields, &b, x, totals);
-    } else {
-        // One half's codes stay in registers for all columns.
-        let [a] = dots::<F, L, 1, C, G>(&[low()], x);
-        add::<F, C, G, 0>(&fields, &a, x, totals);
-        let [b] = dots::<F, L, 1, C, G>(&[high()], x);
-        add::<F, C, G, 1>(&fields, &b, x, totals);
-    }
-}
-
-/// Asks for the `K`-th of the cache lines that belong to group `G` of a unit: a group has half
-/// as many as its codes have bits.
-#[inline(always)]
-fn ahead<F: Format, const G: i32, const K: usize>(planes: &[u8]) {
-    let first = |g: usize| (g * (F::LOW + F::HIGH)).div_ceil(2);
-    if first(G as usize) + K < first(G as usize + 1) {
-        prefetch!(
-            planes,
-            AHEAD + 64 * ((G as usize * (F::LOW + F::HIGH)).div_ceil(2) + K)
-        );
-    }
-}
-
-/// Dot products of group `G`, of `R` halves of the rows.
-#[inline(always)]
-fn dots<F: Format, L: Lanes, const R: usize, const C: usize, const G: i32>(
-    w: &[Quads; R],
-    x: &[Unit<'_>; C],
-) -> [[Sums; C]; R] {
     // Loops, because closures given to `map` stay calls in functions of this size.
-    let (mut codes, mut sums) = ([part(x[0].q, 0); C], [[vdupq_n_s32(0); 2]; C]);
-    for c in 0..C {
-        codes[c] = part(x[c].q, 32 * G as usize);
-        sums[c] = start::<F, G>(&x[c]);
+    let mut units = [x[0].group::<F>(at.i, g); C];
+    let mut codes = [x[0].codes(at.i, g); C];
+    let mut starts = [[started::<F, 0>(&units[0]); C]];
+    for c in 1..C {
+        units[c] = x[c].group::<F>(at.i, g);
+        codes[c] = x[c].codes(at.i, g);
+        starts[0][c] = started::<F, 0>(&units[c]);
     }
-    L::dots::<F, R, C>(w, &codes, [sums; R])
+    let fields = format.fields(at.head, g / 4, g % 4);
+    let planes = at.groups::<F>(g, 1);
+    let [sums] = L::dots::<F, 1, C>(&[quads::<F>(planes, 0)], &codes, starts);
+    for c in 0..C {
+        totals[c][0] = F::add::<0, 0>(&fields, sums[c], &units[c], totals[c][0]);
+    }
+    let [sums] = L::dots::<F, 1, C>(&[quads::<F>(planes, 16)], &codes, starts);
+    for c in 0..C {
+        totals[c][1] = F::add::<0, 1>(&fields, sums[c], &units[c], totals[c][1]);
+    }
 }
 
-/// Adds the dot products of half `H`.
+/// Asks for a quarter of the cache lines that a unit takes, which are as many as twice the
+/// bits of its codes.
 #[inline(always)]
-fn add<F: Format, const C: usize, const G: i32, const H: usize>(
-    fields: &F::Fields,
-    dots: &[Sums; C],
-    x: &[Unit<'_>; C],
-    totals: &mut [[Totals; 2]; C],
-) {
-    for c in 0..C {
-        totals[c][H] = F::add::<G, H>(fields, dots[c], &x[c], totals[c][H]);
+fn ahead<F: Format, const QUARTER: i32>(planes: &[u8]) {
+    line::<F, QUARTER, 0>(planes);
+    line::<F, QUARTER, 1>(planes);
+    line::<F, QUARTER, 2>(planes);
+    line::<F, QUARTER, 3>(planes);
+}
+
+/// Asks for line `4 · K + QUARTER`.
+#[inline(always)]
+fn line<F: Format, const QUARTER: i32, const K: usize>(planes: &[u8]) {
+    if (4 * K + QUARTER as usize) < 2 * (F::LOW + F::HIGH) {
+        prefetch!(planes, AHEAD + 64 * (4 * K + QUARTER as usize));
     }
 }
 
-/// Where the dot products of group `G` start.
+/// Where the dot products of the group in lane `G` start.
 #[inline(always)]
-fn start<F: Format, const G: i32>(x: &Unit<'_>) -> [int32x4_t; 2] {
+fn started<F: Format, const G: i32>(x: &Unit) -> Sums {
     if F::OFFSET == 0 {
         return [vdupq_n_s32(if F::FLOATED { MAGIC } else { 0 }); 2];
     }

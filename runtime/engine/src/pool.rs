@@ -256,10 +256,9 @@ impl Pool {
 
     fn pin_caller(&mut self) {
         self.pinned = true;
-        if let Some(pins) = &self.shared.pins {
-            if let Err(error) = pins.own[0].apply() {
-                log::debug!("the calling thread is not pinned: {error}");
-            }
+        let pins = self.shared.pins.as_ref();
+        if let Some(Err(error)) = pins.map(|p| p.own[0].apply()) {
+            log::debug!("the calling thread is not pinned: {error}");
         }
     }
 }

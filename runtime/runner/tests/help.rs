@@ -21,7 +21,7 @@ fn help_has_examples_for_each_command() {
     ] {
         assert!(text.contains(part), "{part}");
     }
-    for command in ["run", "chat", "bench"] {
+    for command in ["run", "chat", "bench", "tune"] {
         runner(&[command, "--help"]).success();
     }
 }
