@@ -3,7 +3,7 @@
 use myq_blocks::{Kernels, Layout};
 use myq_model::cache::tile::{self, Tile};
 use myq_model::weights::{Layer, Matrix, Store};
-use myq_model::{Backend, Batch, Config, Plan, Slot, State, rope::RopeTable};
+use myq_model::{Activations, Backend, Batch, Config, Plan, Slot, State, rope::RopeTable};
 
 use crate::matmul::{Input, Job};
 use crate::pool::Pool;
@@ -16,8 +16,8 @@ pub(crate) struct Cpu<'m, K> {
     rope: &'m RopeTable,
     pool: Pool,
     state: State,
-    /// 8-bit columns of each token's activations: 1, or 2 for about 15 bits.
-    planes: usize,
+    /// How inputs of matrices are rounded.
+    activations: Activations,
     /// Tokens, first position and wanted logits of the batch in work.
     tokens: usize,
     position: usize,
@@ -40,7 +40,7 @@ impl<'m, K: Kernels> Cpu<'m, K> {
             rope,
             pool,
             state: State::new(config, plan),
-            planes: plan.activations.planes(),
+            activations: plan.activations,
             tokens: 0,
             position: 0,
             wanted: 0,
@@ -139,7 +139,7 @@ impl<K: Kernels> Backend for Cpu<'_, K> {
         let mut input = Input {
             x: &x[..self.tokens * outputs[0].0.cols],
             cols: outputs[0].0.cols,
-            planes: self.planes,
+            planes: self.activations.planes(self.tokens),
             codes: &mut s.codes,
             residual: &mut s.residual,
             partial: &mut s.partial,
@@ -277,7 +277,7 @@ impl<K: Kernels> Backend for Cpu<'_, K> {
         let mut input = Input {
             x: &s.normed[..self.wanted * width],
             cols: width,
-            planes: self.planes,
+            planes: self.activations.planes(self.wanted),
             codes: &mut s.codes,
             residual: &mut s.residual,
             partial: &mut s.partial,

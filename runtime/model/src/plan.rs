@@ -3,6 +3,7 @@
 use crate::cache::tile;
 use crate::state::{PARTIAL_COLUMNS, PARTIAL_ROWS};
 use crate::{CacheType, Config};
+use myq_blocks::MAX_COLUMNS;
 use myq_blocks::layout::SUPER;
 
 /// How the input of a matrix is rounded before it is multiplied.
@@ -13,12 +14,21 @@ pub enum Activations {
     Int8,
     /// Two 8-bit planes, the second for what the first leaves: about 15 bits.
     Int8x2,
+    /// Two planes for up to [`FEW`] tokens, one for more: where decoding waits for memory, the
+    /// second plane costs nothing.
+    Mixed,
 }
+
+/// Tokens that [`Activations::Mixed`] gives two planes: as many as one pass over weights takes.
+pub const FEW: usize = MAX_COLUMNS / 2;
 
 impl Activations {
     /// All forms by name.
-    pub const NAMES: [(&'static str, Activations); 2] =
-        [("int8", Activations::Int8), ("int8x2", Activations::Int8x2)];
+    pub const NAMES: [(&'static str, Activations); 3] = [
+        ("int8", Activations::Int8),
+        ("int8x2", Activations::Int8x2),
+        ("mixed", Activations::Mixed),
+    ];
 
     /// The form with this name.
     pub fn from_name(name: &str) -> Option<Activations> {
@@ -28,9 +38,21 @@ impl Activations {
             .map(|(_, a)| *a)
     }
 
-    /// 8-bit columns of a token.
-    pub fn planes(self) -> usize {
-        self as usize + 1
+    /// 8-bit columns of each of `tokens` tokens.
+    pub fn planes(self, tokens: usize) -> usize {
+        match self {
+            Activations::Int8 => 1,
+            Activations::Mixed if tokens > FEW => 1,
+            Activations::Int8x2 | Activations::Mixed => 2,
+        }
+    }
+
+    /// 8-bit columns of a batch of up to `tokens` tokens.
+    pub fn columns(self, tokens: usize) -> usize {
+        match self {
+            Activations::Mixed => tokens.max(2 * tokens.min(FEW)),
+            other => tokens * other.planes(tokens),
+        }
     }
 }
 
@@ -65,15 +87,13 @@ impl Plan {
             + self.threads * tile::floats(c.heads / c.kv_heads, c.head_dim)
             + c.heads * self.key_parts(c) * (c.head_dim + 2);
         let padded = self.longest_input(c).next_multiple_of(SUPER);
-        let planes = self.activations.planes();
+        let columns = self.activations.columns(self.batch);
         let second = match self.activations {
             Activations::Int8 => 0,
-            Activations::Int8x2 => {
-                self.threads * (self.longest_input(c) + PARTIAL_COLUMNS * PARTIAL_ROWS)
-            }
+            _ => self.threads * (self.longest_input(c) + PARTIAL_COLUMNS * PARTIAL_ROWS),
         };
         // Codes, a scale and a scaled sum for each 32, and a sum for each 16.
-        4 * (floats + second) + self.batch * planes * (padded + padded / 4 + padded / 8)
+        4 * (floats + second) + columns * (padded + padded / 4 + padded / 8)
     }
 
     /// Most parts of one head's keys that threads work on at a time, when one token attends:

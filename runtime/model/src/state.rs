@@ -3,7 +3,7 @@
 use myq_blocks::{ActBuffer, MAX_COLUMNS};
 
 use crate::cache::{Cache, tile};
-use crate::{Config, Plan};
+use crate::{Activations, Config, Plan};
 
 /// Tokens whose second planes a thread multiplies at once.
 pub const PARTIAL_COLUMNS: usize = MAX_COLUMNS / 2;
@@ -40,7 +40,7 @@ pub struct State {
     /// kv_heads × [`Plan::key_parts`] × group × (head_dim + 2): what tiles over parts of one
     /// head's keys have seen
     pub parts: Vec<f32>,
-    /// 8-bit form of a matrix's input, batch · planes columns
+    /// 8-bit form of a matrix's input, a column or two for each token of the batch
     pub codes: ActBuffer,
     /// threads × the longest of a matrix's inputs, with two planes: what the first leaves
     pub residual: Vec<f32>,
@@ -54,8 +54,8 @@ impl State {
     /// Allocates everything; the cache's pages are taken by the system when first written.
     pub fn new(c: &Config, p: &Plan) -> State {
         let longest = p.longest_input(c);
-        let planes = p.activations.planes();
-        let spare = if planes == 2 { p.threads } else { 0 };
+        let one_plane = p.activations == Activations::Int8;
+        let spare = if one_plane { 0 } else { p.threads };
         let buffer = |rows: usize, cols: usize| vec![0.0f32; rows * cols];
         State {
             hidden: buffer(p.batch, c.width),
@@ -71,7 +71,7 @@ impl State {
             angles: buffer(p.batch, c.rope.dims),
             tiles: buffer(p.threads, tile::floats(c.heads / c.kv_heads, c.head_dim)),
             parts: buffer(c.heads * p.key_parts(c), c.head_dim + 2),
-            codes: ActBuffer::new(p.batch * planes, longest),
+            codes: ActBuffer::new(p.activations.columns(p.batch), longest),
             residual: buffer(spare, longest),
             partial: buffer(spare * PARTIAL_COLUMNS, PARTIAL_ROWS),
             cache: Cache::new(c, p.context, p.cache),

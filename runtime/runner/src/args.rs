@@ -67,7 +67,8 @@ pub(crate) struct ModelArguments {
     /// Tokens of a prompt that are computed together
     #[arg(long, default_value_t = 256)]
     batch: usize,
-    /// How activations are rounded before a matrix: int8, or int8x2 (about 15 bits)
+    /// How activations are rounded before a matrix: int8, int8x2 (about 15 bits), or mixed
+    /// (int8x2 for up to eight tokens at once, as in decoding)
     #[arg(long, default_value = "int8")]
     activations: String,
     /// Layers on the GPU: a number, or `auto`. This build computes on the CPU alone
@@ -112,11 +113,13 @@ impl ModelArguments {
         })?;
         let cache = CacheType::from_name(&self.cache_type)
             .ok_or_else(|| format!("--cache-type {}: known are f16, f32", self.cache_type))?;
-        let repack = Repack::from_name(&self.repack).ok_or_else(|| {
-            format!("--repack {}: known are auto, always, never", self.repack)
-        })?;
+        let repack = Repack::from_name(&self.repack)
+            .ok_or_else(|| format!("--repack {}: known are auto, always, never", self.repack))?;
         let activations = Activations::from_name(&self.activations).ok_or_else(|| {
-            format!("--activations {}: known are int8, int8x2", self.activations)
+            format!(
+                "--activations {}: known are int8, int8x2, mixed",
+                self.activations
+            )
         })?;
         Ok(Options {
             cache,

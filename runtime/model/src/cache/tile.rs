@@ -23,8 +23,9 @@ use super::{Head, Store};
 
 /// Keys of a block.
 const KEYS: usize = 64;
-/// Queries of a tile, if the heads of a group divide it.
-const QUERIES: usize = 64;
+/// Queries of a tile, if the heads of a group divide it: a multiple of the rows that kernels
+/// keep in registers (4, 6, 8, 12), and enough that widening a block is a tenth of the work.
+const QUERIES: usize = 48;
 /// Up to this many queries meet keys in the cache's own form: bringing a block into the form
 /// of a product costs as much as the products of about as many queries.
 const FEW: usize = 8;
