@@ -13,7 +13,8 @@
 //!    halves, 8–15 in the high, so that a vector ends as one value of sixteen keys.
 //! 3. *Decode*: three queries × four keys (or four vectors of values): four widenings for
 //!    twelve multiply-adds, which are 12 products a cycle where both take the same ports; six
-//!    queries with AVX-512.
+//!    queries with AVX-512. Keys and values are asked for [`AHEAD`] bytes ahead: blocks of
+//!    both alternate, so that the processor's own prefetch starts anew at each of them.
 
 #![expect(
     unsafe_op_in_unsafe_fn,
@@ -24,6 +25,18 @@ use crate::Level;
 use crate::lanes::{Eight, Lanes, Sixteen};
 use myq_blocks::f16;
 use std::arch::x86_64::*;
+
+/// Bytes that decode asks for ahead of its loads.
+const AHEAD: usize = 3072;
+
+/// Asks for the `bytes` that lie [`AHEAD`] of `p`, a line at a time; they need not exist.
+#[inline(always)]
+unsafe fn prefetch(p: *const f16, bytes: usize) {
+    let p = p.cast::<i8>().wrapping_add(AHEAD);
+    for line in (0..bytes).step_by(64) {
+        _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(line));
+    }
+}
 
 /// See `Kernels::product`.
 ///
@@ -326,6 +339,7 @@ unsafe fn scores_some<L: Lanes, const R: usize>(
     let fours = n / 4 * 4;
     for j in (0..fours).step_by(4) {
         let first = keys.as_ptr().add(j * dim);
+        prefetch(first, 8 * dim);
         let key = [0, 1, 2, 3].map(|k| first.wrapping_add(k * dim));
         let totals = dots::<L, R>(q.as_ptr(), key, dim);
         for (r, four) in totals.into_iter().enumerate() {
@@ -477,9 +491,11 @@ unsafe fn mix_part<L: Lanes, const R: usize, const W: usize>(
     debug_assert!(p.len() >= R * n && out.len() >= R * dim && at + W * L::LEN <= dim);
     let mut total = [[L::zero(); W]; R];
     for j in 0..n {
+        let value = values.as_ptr().add(j * dim + at);
+        prefetch(value, 2 * W * L::LEN);
         let mut v = [L::zero(); W];
         for (w, v) in v.iter_mut().enumerate() {
-            *v = L::load_f16(values.as_ptr().add(j * dim + at + w * L::LEN).cast());
+            *v = L::load_f16(value.add(w * L::LEN).cast());
         }
         for (r, total) in total.iter_mut().enumerate() {
             let x = L::splat(*p.as_ptr().add(r * n + j));

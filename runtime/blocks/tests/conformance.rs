@@ -8,7 +8,7 @@ use myq_blocks::{Column, ColumnMut, DType, Kernels, Rows, f16};
 fn the_reference_passes() {
     let report = run(Scalar).unwrap();
     println!("{report}");
-    assert_eq!(report.lines.len(), 40 + 7);
+    assert_eq!(report.lines.len(), 40 + 13);
     assert!(report.lines.iter().all(|(_, n)| *n > 1000), "{report}");
 }
 

@@ -322,8 +322,8 @@ mod tests {
                 (1, 200),
                 (2, 62),
                 (5, 0),
-                (21, 0),
-                (21, 50),
+                (tokens(GROUP), 0),
+                (tokens(GROUP), 50),
                 (7, 130),
             ] {
                 // Case 3: with activations of 1e3 scores and sums exceed fp16's range.
