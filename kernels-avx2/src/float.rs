@@ -126,6 +126,9 @@ unsafe fn avx512(w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
     }
 }
 
+/// Bytes between what is multiplied and what is asked for.
+const AHEAD: usize = 4096;
+
 /// Rows up to `MOST` at a time.
 #[inline(always)]
 unsafe fn all<F: Float, L: Lanes, const MOST: usize>(
@@ -177,6 +180,13 @@ unsafe fn straight<F: Float, L: Lanes, const R: usize, const N: usize, const S: 
     let mut total = [[[L::zero(); S]; N]; R];
     let mut at = 0;
     while at + S * L::LEN <= cols {
+        for row in rows {
+            // Rows follow one another, so that what lies behind this one is wanted too.
+            let p = row.wrapping_add(at * F::BYTES + AHEAD);
+            for line in (0..S * L::LEN * F::BYTES).step_by(64) {
+                _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(line).cast());
+            }
+        }
         for s in 0..S {
             step::<F, L, R, N, S>(rows, columns, at + s * L::LEN, s, &mut total);
         }

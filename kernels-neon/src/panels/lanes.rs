@@ -77,17 +77,21 @@ fn narrow_group<F: Format>(
     if F::SIXTEENS {
         return [narrow::<F, 4>(&w[..4], a, sum), narrow::<F, 4>(&w[4..], b, last)];
     }
-    let sum = if fits::<F>(8) {
-        narrow::<F, 8>(w, &[a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]], sum)
-    } else if fits::<F>(4) {
-        narrow::<F, 4>(&w[4..], b, narrow::<F, 4>(&w[..4], a, sum))
+    if fits::<F>(8) {
+        let x = [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]];
+        return [narrow::<F, 8>(w, &x, sum), last];
+    }
+    let mut sums = [vdupq_n_s32(0); 2];
+    if fits::<F>(4) {
+        pairs(&mut sums, products::<4>(&w[..4], a));
+        pairs(&mut sums, products::<4>(&w[4..], b));
     } else {
-        let sum = narrow::<F, 2>(&w[..2], &a[..2], sum);
-        let sum = narrow::<F, 2>(&w[2..4], &a[2..], sum);
-        let sum = narrow::<F, 2>(&w[4..6], &b[..2], sum);
-        narrow::<F, 2>(&w[6..], &b[2..], sum)
-    };
-    [sum, last]
+        pairs(&mut sums, products::<2>(&w[..2], &a[..2]));
+        pairs(&mut sums, products::<2>(&w[2..4], &a[2..]));
+        pairs(&mut sums, products::<2>(&w[4..6], &b[..2]));
+        pairs(&mut sums, products::<2>(&w[6..], &b[2..]));
+    }
+    [vaddq_s32(sum, vpaddq_s32(sums[0], sums[1])), last]
 }
 
 /// Whether `n` products fit 16 bits: see deviation 3.
@@ -107,15 +111,33 @@ fn repeated(x: &[i8; 16]) -> [int8x16_t; 4] {
     ]
 }
 
-/// Adds the products of `N` quads, which fit 16 bits.
+/// The products of `N` quads, which fit 16 bits: of rows 0 and 1, and of rows 2 and 3.
 #[inline(always)]
-fn narrow<F: Format, const N: usize>(w: &[int8x16_t], x: &[int8x16_t], sum: int32x4_t) -> int32x4_t {
+fn products<const N: usize>(w: &[int8x16_t], x: &[int8x16_t]) -> [int16x8_t; 2] {
     let mut low = vmull_s8(vget_low_s8(w[0]), vget_low_s8(x[0]));
     let mut high = vmull_high_s8(w[0], x[0]);
     for t in 1..N {
         low = vmlal_s8(low, vget_low_s8(w[t]), vget_low_s8(x[t]));
         high = vmlal_high_s8(high, w[t], x[t]);
     }
+    [low, high]
+}
+
+/// Adds neighbours to 32-bit sums.
+#[inline(always)]
+fn pairs(sums: &mut [int32x4_t; 2], products: [int16x8_t; 2]) {
+    sums[0] = vpadalq_s16(sums[0], products[0]);
+    sums[1] = vpadalq_s16(sums[1], products[1]);
+}
+
+/// Adds the products of `N` quads to the sums of four rows.
+#[inline(always)]
+fn narrow<F: Format, const N: usize>(
+    w: &[int8x16_t],
+    x: &[int8x16_t],
+    sum: int32x4_t,
+) -> int32x4_t {
+    let [low, high] = products::<N>(w, x);
     if fits::<F>(2 * N) {
         vpadalq_s16(sum, vpaddq_s16(low, high))
     } else {
