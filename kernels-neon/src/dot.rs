@@ -86,7 +86,10 @@ impl Dot for DotProd {
     fn sixteens<const MAX: i32>(w: &Codes, x: &[i8; 128]) -> [int32x4_t; 2] {
         let fours = |j: usize| sdot(vdupq_n_s32(0), w[j], load_s8(part(x, 16 * j)));
         let four = |j: usize| {
-            let (a, b) = (vpaddq_s32(fours(j), fours(j + 1)), vpaddq_s32(fours(j + 2), fours(j + 3)));
+            let (a, b) = (
+                vpaddq_s32(fours(j), fours(j + 1)),
+                vpaddq_s32(fours(j + 2), fours(j + 3)),
+            );
             vpaddq_s32(a, b)
         };
         [four(0), four(4)]
@@ -98,7 +101,10 @@ impl Dot for DotProd {
             let low = sdot(vdupq_n_s32(0), w[2 * g], load_s8(part(x, 32 * g)));
             sdot(low, w[2 * g + 1], load_s8(part(x, 32 * g + 16)))
         };
-        vpaddq_s32(vpaddq_s32(eights(0), eights(1)), vpaddq_s32(eights(2), eights(3)))
+        vpaddq_s32(
+            vpaddq_s32(eights(0), eights(1)),
+            vpaddq_s32(eights(2), eights(3)),
+        )
     }
 }
 

@@ -16,13 +16,25 @@ fn neon(level: Level) -> Option<Neon> {
         let place = |name: &str| Level::ALL.iter().position(|l| l.name() == name);
         let best = place(&best).unwrap_or_else(|| panic!("MYQ_EXPECT_NEON: no level {best}"));
         let expected = place(level.name()) >= Some(best);
-        assert_eq!(neon.is_some(), expected, "{} on this processor", level.name());
-        assert_eq!(Neon::new().map(Kernels::name), Some(Level::ALL[best].name()));
+        assert_eq!(
+            neon.is_some(),
+            expected,
+            "{} on this processor",
+            level.name()
+        );
+        assert_eq!(
+            Neon::new().map(Kernels::name),
+            Some(Level::ALL[best].name())
+        );
     } else {
         assert!(neon.is_some() || level != Level::Base);
     }
     if neon.is_none() {
-        println!("skipped: no {} on this {}", level.name(), std::env::consts::ARCH);
+        println!(
+            "skipped: no {} on this {}",
+            level.name(),
+            std::env::consts::ARCH
+        );
     }
     neon
 }

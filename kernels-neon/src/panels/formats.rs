@@ -128,7 +128,10 @@ fn by_halves(v: [int16x8_t; 2]) -> [int16x8_t; 2] {
 /// `dots[0] · scale[0..4] + dots[1] · scale[4..8]`, of dot products that fit 16 bits.
 #[inline(always)]
 fn scaled_sixteens(dots: Sums, scale: int16x8_t) -> int32x4_t {
-    let (a, b) = (vreinterpretq_s16_s32(dots[0]), vreinterpretq_s16_s32(dots[1]));
+    let (a, b) = (
+        vreinterpretq_s16_s32(dots[0]),
+        vreinterpretq_s16_s32(dots[1]),
+    );
     let dots = vuzp1q_s16(a, b);
     let sum = vmull_s16(vget_low_s16(dots), vget_low_s16(scale));
     vmlal_high_s16(sum, dots, scale)
@@ -204,7 +207,10 @@ impl Format for Q2K {
         let v = vreinterpretq_u16_u8(bytes(head, 32 + 16 * (4 * u + g)));
         let four = |v| vreinterpretq_s16_u16(vandq_u16(v, vdupq_n_u16(15)));
         let scale = [four(v), four(vshrq_n_u16::<8>(v))];
-        let min = [four(vshrq_n_u16::<4>(v)), vreinterpretq_s16_u16(vshrq_n_u16::<12>(v))];
+        let min = [
+            four(vshrq_n_u16::<4>(v)),
+            vreinterpretq_s16_u16(vshrq_n_u16::<12>(v)),
+        ];
         [by_halves(scale), by_halves(min)]
     }
 
@@ -254,7 +260,11 @@ impl Format for Q3K {
     #[inline(always)]
     fn fields(self, head: &[u8], u: usize, g: usize) -> Self::Fields {
         // Sixteen fields to a group; a nibble has four groups, a pair of bits two.
-        let v = sixes(head, (16 + 16 * g, 4 * u), (80 + 16 * (g % 2), 4 * u + g / 2 * 2));
+        let v = sixes(
+            head,
+            (16 + 16 * g, 4 * u),
+            (80 + 16 * (g % 2), 4 * u + g / 2 * 2),
+        );
         let v = vreinterpretq_s8_u8(v);
         by_halves(pairs(vreinterpretq_s16_s8(vsubq_s8(v, vdupq_n_s8(32)))))
     }
@@ -374,12 +384,7 @@ impl Format for Tq2_0 {
     fn fields(self, _: &[u8], _: usize, _: usize) {}
 
     #[inline(always)]
-    fn add<const G: i32, const H: usize>(
-        _: &(),
-        dots: Sums,
-        x: &Unit,
-        total: Totals,
-    ) -> Totals {
+    fn add<const G: i32, const H: usize>(_: &(), dots: Sums, x: &Unit, total: Totals) -> Totals {
         [
             vaddq_f32(total[0], vmulq_laneq_f32::<G>(float(dots[0]), x.d)),
             total[1],

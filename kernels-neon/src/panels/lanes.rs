@@ -75,7 +75,10 @@ fn narrow_group<F: Format>(
     [sum, last]: Sums,
 ) -> Sums {
     if F::SIXTEENS {
-        return [narrow::<F, 4>(&w[..4], a, sum), narrow::<F, 4>(&w[4..], b, last)];
+        return [
+            narrow::<F, 4>(&w[..4], a, sum),
+            narrow::<F, 4>(&w[4..], b, last),
+        ];
     }
     if fits::<F>(8) {
         let x = [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]];
@@ -211,7 +214,12 @@ impl Lanes for I8mm {
                 woven(w[r][4], w[r][5]),
                 woven(w[r][6], w[r][7]),
             ];
-            for (x, sums) in x.as_chunks::<2>().0.iter().zip(sums[r].as_chunks_mut::<2>().0) {
+            for (x, sums) in x
+                .as_chunks::<2>()
+                .0
+                .iter()
+                .zip(sums[r].as_chunks_mut::<2>().0)
+            {
                 let zero = [vdupq_n_s32(0); 2];
                 let first = two_columns(&pairs[..2], x, 0, zero);
                 if F::SIXTEENS {

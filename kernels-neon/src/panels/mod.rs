@@ -26,8 +26,8 @@ use myq_blocks::{Column, DType, Rows};
 
 use crate::simd::*;
 use formats::{Format, MAGIC, Totals, Unit, moved};
-use lanes::{Quads, Sums};
 pub(crate) use lanes::{Base, DotProd, I8mm, Lanes};
+use lanes::{Quads, Sums};
 
 /// Bytes between what is used and what is asked for: some ten chunks' worth of a core's
 /// memory latency at the speed of its share of the bus.
@@ -79,11 +79,17 @@ fn sweep<F: Format, L: Lanes>(
             put(&tile::<F, L, 4>(format, w.dtype(), w.panel(p), four));
         }
         if let [a, b, c] = rest {
-            let [values @ .., _] = tile::<F, L, 4>(format, w.dtype(), w.panel(p), &[*a, *b, *c, *c]);
+            let [values @ .., _] =
+                tile::<F, L, 4>(format, w.dtype(), w.panel(p), &[*a, *b, *c, *c]);
             put(&values as &[_; 3]);
         } else {
             for one in rest {
-                put(&tile::<F, L, 1>(format, w.dtype(), w.panel(p), std::array::from_ref(one)));
+                put(&tile::<F, L, 1>(
+                    format,
+                    w.dtype(),
+                    w.panel(p),
+                    std::array::from_ref(one),
+                ));
             }
         }
     }
@@ -182,7 +188,11 @@ fn tile<F: Format, L: Lanes, const C: usize>(
     let mut sums = [[vdupq_n_f32(0.0); 2]; C];
     let mut totals = [[[vdupq_n_f32(0.0); 2]; 2]; C];
     for i in 0..chunks {
-        let chunk = if i == whole { &last[..step] } else { &panel[step * i..][..step] };
+        let chunk = if i == whole {
+            &last[..step]
+        } else {
+            &panel[step * i..][..step]
+        };
         let (head, planes) = chunk.split_at(format.head_bytes());
         let groups = if i < whole { 8 } else { groups };
         let at = Chunk { head, planes, i };
@@ -207,7 +217,11 @@ fn tile<F: Format, L: Lanes, const C: usize>(
     }
     let mut out = [[0.0; PANEL]; C];
     for c in 0..C {
-        let [low, high] = if F::SUPER { sums[c] } else { [totals[c][0][0], totals[c][1][0]] };
+        let [low, high] = if F::SUPER {
+            sums[c]
+        } else {
+            [totals[c][0][0], totals[c][1][0]]
+        };
         let (a, b) = out[c].as_mut_slice().split_at_mut(4);
         if let (Some(a), Some(b)) = (a.first_chunk_mut(), b.first_chunk_mut()) {
             store_f32(a, low);
@@ -353,7 +367,16 @@ fn quads<F: Format>(planes: &[u8], at: usize) -> Quads {
         let mask = ((1 << F::HIGH) - 1) << F::LOW;
         F::codes(insert(low(t), high, vdupq_n_u8(mask)))
     };
-    [code(0), code(1), code(2), code(3), code(4), code(5), code(6), code(7)]
+    [
+        code(0),
+        code(1),
+        code(2),
+        code(3),
+        code(4),
+        code(5),
+        code(6),
+        code(7),
+    ]
 }
 
 #[inline(always)]

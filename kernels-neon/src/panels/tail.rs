@@ -54,9 +54,7 @@ fn eights(groups: usize, from: &[u8], out: &mut [u8], to: impl Fn(usize) -> usiz
         let high = n.div_ceil(2);
         (8 * (u % n), 4 * (u / n), 8 * (n + u % high), 2 * (u / high))
     };
-    let word = |b: &[u8], at: usize| {
-        b[at..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b))
-    };
+    let word = |b: &[u8], at: usize| b[at..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
     let mut put = |at: usize, v: u64| {
         let v = word(out, at) | v;
         out[at..at + 8].copy_from_slice(&v.to_le_bytes());
