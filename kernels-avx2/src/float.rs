@@ -8,15 +8,18 @@
 //!
 //! Deviations:
 //! 1. One or two columns (decode) need no widened copy: weights go from memory to registers, two
-//!    rows at a time; one column keeps four partial sums, to hide the latency of the addition.
+//!    rows at a time, two partial sums each: more of either read memory more slowly.
 //! 2. R × N is 3 × 4 with 256 bits: seven loads for twelve multiply-adds, in the sixteen
 //!    registers there are. With AVX-512 it is 6 × 4.
 //! 3. Weights of fp32 are not copied.
+//! 4. Where there are tiles, twelve columns of fp16 or bf16 or more use them: see [`amx`].
 
 #![expect(
     unsafe_op_in_unsafe_fn,
     reason = "every function here is part of a loop that needs its instruction set and checked lengths"
 )]
+
+mod amx;
 
 use crate::Level;
 use crate::lanes::{Eight, Lanes, Sixteen};
@@ -100,6 +103,9 @@ pub(crate) fn matmul(level: Level, w: Rows<'_>, columns: &[Column<'_>], out: &mu
     // SAFETY: a `Level` is made where the processor has its instructions; lengths are checked.
     unsafe {
         match level {
+            Level::Amx if w.dtype() != DType::F32 && columns.len() >= amx::FEWEST => {
+                tiles(w, columns, out);
+            }
             Level::Avx512 | Level::Amx => avx512(w, columns, out),
             _ => avx2(w, columns, out),
         }
@@ -126,8 +132,17 @@ unsafe fn avx512(w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
     }
 }
 
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn tiles(w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
+    match w.dtype() {
+        DType::F16 => amx::matmul::<F16>(w, columns, out),
+        DType::BF16 => amx::matmul::<Bf16>(w, columns, out),
+        other => unreachable!("{} has no planes", other.name()),
+    }
+}
+
 /// Bytes between what is multiplied and what is asked for.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 3072;
 
 /// Rows up to `MOST` at a time.
 #[inline(always)]
@@ -150,7 +165,7 @@ unsafe fn all<F: Float, L: Lanes, const MOST: usize>(
         while r < w.rows() {
             let left = w.rows() - r;
             r += match columns.len() {
-                1 if left >= 2 => straight::<F, L, 2, 1, 4>(w, r, columns, out),
+                1 if left >= 2 => straight::<F, L, 2, 1, 2>(w, r, columns, out),
                 1 => straight::<F, L, 1, 1, 4>(w, r, columns, out),
                 2 if left >= 2 => straight::<F, L, 2, 2, 2>(w, r, columns, out),
                 2 => straight::<F, L, 1, 2, 2>(w, r, columns, out),

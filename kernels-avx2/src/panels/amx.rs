@@ -16,6 +16,9 @@
 //! is taken off the codes. Sub-scales of sixteen need a tile of sums for each half of a group,
 //! but those of Q2_K: 3 · 15 fits a byte, so its codes are multiplied by them first.
 //!
+//! Where there are more than 16 columns, the second and third loop are done again for the next 16,
+//! and weights are unpacked once for all.
+//!
 //! The three loops are apart because a tile cannot take what is still on its way to memory, nor
 //! a register what a tile still writes: group by group it was slower than AVX-512.
 //!
@@ -31,20 +34,21 @@ use super::{Acts, ahead};
 use core::arch::asm;
 use core::arch::x86_64::{__m512, __m512i};
 use myq_blocks::panels::{PANEL, chunk_bytes, head_bytes};
-use myq_blocks::{Column, Rows};
+use myq_blocks::{Column, MAX_COLUMNS, Rows};
 
 /// Columns of a tile.
-const TOKENS: usize = 16;
+pub(super) const TOKENS: usize = 16;
 /// Fewer columns than this are left to AVX-512.
 pub(super) const FEWEST: usize = 4;
 
 /// Asks the system for the tile registers; `false` where processor or system lack them.
 #[cfg(target_os = "linux")]
 pub(crate) fn available() -> bool {
-    const TILE_AND_INT8: u32 = 1 << 24 | 1 << 25;
+    const TILE_INT8_AND_BF16: u32 = 1 << 24 | 1 << 25 | 1 << 22;
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    let has = core::arch::x86_64::__cpuid_count(7, 0).edx & TILE_AND_INT8 == TILE_AND_INT8;
+    let has =
+        core::arch::x86_64::__cpuid_count(7, 0).edx & TILE_INT8_AND_BF16 == TILE_INT8_AND_BF16;
     // SAFETY: the call takes two numbers; it allows this process to use the tile registers.
     has && unsafe {
         libc::syscall(
@@ -125,8 +129,8 @@ impl Codes {
     }
 }
 
-/// All pairs of panels with up to sixteen columns, of which there are at least [`FEWEST`].
-/// Returns the number of panels done.
+/// All pairs of panels with sixteens of columns, or with fewer than sixteen but at least
+/// [`FEWEST`]. Returns the number of panels done.
 #[inline(always)]
 pub(super) unsafe fn pairs<F: Format>(
     f: F,
@@ -134,7 +138,7 @@ pub(super) unsafe fn pairs<F: Format>(
     columns: &[Column<'_>],
     out: &mut [&mut [f32]],
 ) -> usize {
-    let configuration = Configuration::new(columns.len(), halves::<F>());
+    let configuration = Configuration::new(columns.len().min(TOKENS), halves::<F>());
     asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, readonly));
     let done = w.panels() / 2 * 2;
     let mut room = Room {
@@ -143,8 +147,8 @@ pub(super) unsafe fn pairs<F: Format>(
         sums: Aligned([0; 16384]),
     };
     for p in (0..done).step_by(2) {
-        let mut total = [S::zero(); TOKENS];
-        if columns.len() == TOKENS {
+        let mut total = [S::zero(); MAX_COLUMNS];
+        if columns.len() >= TOKENS {
             two_panels::<F, TOKENS>(f, w, p, columns, &mut room, &mut total);
         } else {
             two_panels::<F, 0>(f, w, p, columns, &mut room, &mut total);
@@ -158,7 +162,8 @@ pub(super) unsafe fn pairs<F: Format>(
     done
 }
 
-/// Panels `p` and `p + 1`; `N` is the number of columns, or 0 if it is not known beforehand.
+/// Panels `p` and `p + 1`; `N` is the number of columns of a tile, or 0 if it is not known
+/// beforehand.
 #[inline(always)]
 unsafe fn two_panels<F: Format, const N: usize>(
     f: F,
@@ -166,7 +171,7 @@ unsafe fn two_panels<F: Format, const N: usize>(
     p: usize,
     columns: &[Column<'_>],
     room: &mut Room,
-    total: &mut [__m512; TOKENS],
+    total: &mut [__m512; MAX_COLUMNS],
 ) {
     let (panel, stride, cols) = (w.panel(p).as_ptr(), PANEL * w.row_bytes(), w.cols());
     let step = chunk_bytes(f.dtype(), 8);
@@ -177,49 +182,45 @@ unsafe fn two_panels<F: Format, const N: usize>(
         if groups == 0 {
             break;
         }
-        let codes = match even {
-            Some(c) => Codes {
-                start: c.start.add(256 * i),
-                ..c
-            },
-            None => {
-                for (to, c) in room.acts.0.chunks_exact_mut(256).zip(columns) {
-                    let from = c.q.as_ptr().add(256 * i).cast::<u8>();
-                    to.copy_from_slice(core::slice::from_raw_parts(from, 256));
-                }
-                Codes {
-                    start: room.acts.0.as_ptr(),
-                    stride: 256,
-                }
-            }
-        };
         let at = panel.add(step * i);
         ahead::<S, 1>(at, stride, step);
+        let place = (8 * i, groups);
         if F::SIXTEENS {
-            chunk_16::<F, N>(
-                f,
-                at,
-                stride,
-                (8 * i, groups),
-                columns,
-                (codes, room),
-                total,
-            );
+            chunk_16::<F, N>(f, at, stride, place, (columns, even), room, total);
         } else {
-            chunk_32::<F, N>(
-                f,
-                at,
-                stride,
-                (8 * i, groups),
-                columns,
-                (codes, room),
-                total,
-            );
+            chunk_32::<F, N>(f, at, stride, place, (columns, even), room, total);
         }
     }
 }
 
-/// Number of columns, a constant where `N` says it.
+/// Codes of columns `first ..` from group `group` on; copied to `room` where columns are not
+/// evenly spaced.
+#[inline(always)]
+unsafe fn codes_at(
+    (columns, even): (&[Column<'_>], Option<Codes>),
+    first: usize,
+    group: usize,
+    room: &mut Aligned<4096>,
+) -> Codes {
+    match even {
+        Some(c) => Codes {
+            start: c.start.add(c.stride * first + 32 * group),
+            ..c
+        },
+        None => {
+            for (to, c) in room.0.chunks_exact_mut(256).zip(&columns[first..]) {
+                let from = c.q.as_ptr().add(32 * group).cast::<u8>();
+                to.copy_from_slice(core::slice::from_raw_parts(from, 256));
+            }
+            Codes {
+                start: room.0.as_ptr(),
+                stride: 256,
+            }
+        }
+    }
+}
+
+/// Number of columns of a tile, a constant where `N` says it.
 #[inline(always)]
 fn count<const N: usize>(columns: &[Column<'_>]) -> usize {
     if N > 0 { N } else { columns.len() }
@@ -316,85 +317,87 @@ unsafe fn multiply<const HALVES: bool>(
     }
 }
 
-/// One chunk with a scale for each group.
+/// One chunk with a scale for each group; `place` is the number of its first group in the row,
+/// and how many it has.
 #[inline(always)]
 unsafe fn chunk_32<F: Format, const N: usize>(
     f: F,
     p: *const u8,
     stride: usize,
     (first, groups): (usize, usize),
-    columns: &[Column<'_>],
-    (codes, room): (Codes, &mut Room),
-    total: &mut [__m512; TOKENS],
+    (columns, even): (&[Column<'_>], Option<Codes>),
+    room: &mut Room,
+    total: &mut [__m512; MAX_COLUMNS],
 ) {
     let mut scales = Thirties::<S>::zero();
     f.thirties(p, stride, groups, &mut scales);
     let at = p.add(head_bytes(f.dtype(), groups));
     unpack(f, at, stride, groups, None, &mut room.weights);
-    multiply::<false>(codes, &room.weights, groups, &mut room.sums);
-    for (g, sums) in room.sums.0.chunks_exact(1024).enumerate().take(groups) {
-        let (scale, offset) = (scales.scales[g], scales.offsets[g]);
-        for t in 0..count::<N>(columns) {
-            let a = Acts::new(&columns[t], first + g);
-            let dot = S::float(S::load_sums(sums.as_ptr().add(64 * t)));
-            total[t] = S::fma(S::mul(dot, scale), S::splat_f(*a.d), total[t]);
-            if F::FIXED == 0 {
-                total[t] = S::fnma(offset, S::splat_f(*a.scaled_sums), total[t]);
+    for from in (0..columns.len()).step_by(TOKENS) {
+        let codes = codes_at((columns, even), from, first, &mut room.acts);
+        multiply::<false>(codes, &room.weights, groups, &mut room.sums);
+        let (columns, total) = (&columns[from..], &mut total[from..]);
+        for (g, sums) in room.sums.0.chunks_exact(1024).enumerate().take(groups) {
+            let (scale, offset) = (scales.scales[g], scales.offsets[g]);
+            for t in 0..count::<N>(columns) {
+                let a = Acts::new(&columns[t], first + g);
+                let dot = S::float(S::load_sums(sums.as_ptr().add(64 * t)));
+                total[t] = S::fma(S::mul(dot, scale), S::splat_f(*a.d), total[t]);
+                if F::FIXED == 0 {
+                    total[t] = S::fnma(offset, S::splat_f(*a.scaled_sums), total[t]);
+                }
             }
         }
     }
 }
 
-/// One chunk with sub-scales of sixteen.
+/// One chunk with sub-scales of sixteen; arguments as of `chunk_32`.
 #[inline(always)]
 unsafe fn chunk_16<F: Format, const N: usize>(
     f: F,
     p: *const u8,
     stride: usize,
     (first, groups): (usize, usize),
-    columns: &[Column<'_>],
-    (codes, room): (Codes, &mut Room),
-    total: &mut [__m512; TOKENS],
+    (columns, even): (&[Column<'_>], Option<Codes>),
+    room: &mut Room,
+    total: &mut [__m512; MAX_COLUMNS],
 ) {
     let mut scales = Sixteens::<S>::zero();
     f.sixteens(p, stride, groups, &mut scales);
     let at = p.add(head_bytes(f.dtype(), groups));
-    if !halves::<F>() {
-        unpack(
-            f,
-            at,
-            stride,
-            groups,
-            Some(&scales.scales),
-            &mut room.weights,
-        );
-        multiply::<false>(codes, &room.weights, groups, &mut room.sums);
-    } else {
-        unpack(f, at, stride, groups, None, &mut room.weights);
-        multiply::<true>(codes, &room.weights, 2 * groups, &mut room.sums);
-    }
-    let mut parts = [(S::zero(), S::zero()); TOKENS];
-    let bytes = if halves::<F>() { 2048 } else { 1024 };
-    for (g, sums) in room.sums.0.chunks_exact(bytes).enumerate().take(groups) {
-        let ((_, s0, s1), offsets) = (S::pair(scales.scales[g]), scales.offsets[g]);
-        for t in 0..count::<N>(columns) {
-            let a = Acts::new(&columns[t], first + g);
-            let (scale, (d, m)) = (S::splat_f(*a.d), &mut parts[t]);
-            let x = S::float(S::load_sums(sums.as_ptr().add(64 * t)));
-            if halves::<F>() {
-                let y = S::float(S::load_sums(sums.as_ptr().add(64 * t + 1024)));
-                *d = S::fma(S::fma(x, s0, S::mul(y, s1)), scale, *d);
-            } else {
-                let minima = S::float(S::madd(offsets, S::all(a.sums)));
-                *d = S::fma(x, scale, *d);
-                *m = S::fma(minima, scale, *m);
+    let factors = (!halves::<F>()).then_some(&scales.scales);
+    unpack(f, at, stride, groups, factors, &mut room.weights);
+    for from in (0..columns.len()).step_by(TOKENS) {
+        let codes = codes_at((columns, even), from, first, &mut room.acts);
+        let (columns, total) = (&columns[from..], &mut total[from..]);
+        if halves::<F>() {
+            multiply::<true>(codes, &room.weights, 2 * groups, &mut room.sums);
+        } else {
+            multiply::<false>(codes, &room.weights, groups, &mut room.sums);
+        }
+        let mut parts = [(S::zero(), S::zero()); TOKENS];
+        let bytes = if halves::<F>() { 2048 } else { 1024 };
+        for (g, sums) in room.sums.0.chunks_exact(bytes).enumerate().take(groups) {
+            let ((_, s0, s1), offsets) = (S::pair(scales.scales[g]), scales.offsets[g]);
+            for t in 0..count::<N>(columns) {
+                let a = Acts::new(&columns[t], first + g);
+                let (scale, (d, m)) = (S::splat_f(*a.d), &mut parts[t]);
+                let x = S::float(S::load_sums(sums.as_ptr().add(64 * t)));
+                if halves::<F>() {
+                    let y = S::float(S::load_sums(sums.as_ptr().add(64 * t + 1024)));
+                    *d = S::fma(S::fma(x, s0, S::mul(y, s1)), scale, *d);
+                } else {
+                    let minima = S::float(S::madd(offsets, S::all(a.sums)));
+                    *d = S::fma(x, scale, *d);
+                    *m = S::fma(minima, scale, *m);
+                }
             }
         }
-    }
-    for (t, (d, m)) in parts.iter().enumerate().take(count::<N>(columns)) {
-        total[t] = S::fma(scales.d, *d, total[t]);
-        if !halves::<F>() {
-            total[t] = S::fnma(scales.m, *m, total[t]);
+        for (t, (d, m)) in parts.iter().enumerate().take(count::<N>(columns)) {
+            total[t] = S::fma(scales.d, *d, total[t]);
+            if !halves::<F>() {
+                total[t] = S::fnma(scales.m, *m, total[t]);
+            }
         }
     }
 }

@@ -64,7 +64,19 @@ pub(crate) fn matmul(level: Level, w: Rows<'_>, columns: &[Column<'_>], out: &mu
             Level::AvxVnni => avx_vnni(w, columns, out),
             Level::Avx512 => avx512(w, columns, out),
             Level::Amx if columns.len() < amx::FEWEST => avx512(w, columns, out),
-            Level::Amx => tiles(w, columns, out),
+            Level::Amx => {
+                // Sixteens first, and what is left where it is worth tiles.
+                let (whole, left) = columns.split_at(columns.len() / amx::TOKENS * amx::TOKENS);
+                let (first, last) = out.split_at_mut(whole.len());
+                if !whole.is_empty() {
+                    tiles(w, whole, first);
+                }
+                match left.len() {
+                    0 => {}
+                    1..amx::FEWEST => avx512(w, left, last),
+                    _ => tiles(w, left, last),
+                }
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 /// Most activation columns one call of [`Kernels::matmul`] takes.
-pub const MAX_COLUMNS: usize = 16;
+pub const MAX_COLUMNS: usize = 32;
 
 /// Rows of weights in one format. The constructor checks; kernels rely on it.
 #[derive(Clone, Copy, Debug)]

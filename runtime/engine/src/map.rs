@@ -15,6 +15,7 @@ pub struct Mapped {
     map: Mmap,
     path: PathBuf,
     tells_residency: bool,
+    large_pages: bool,
 }
 
 impl Mapped {
@@ -45,10 +46,12 @@ impl Mapped {
         // is caught by the handler above, a change of bytes can give wrong numbers but no
         // undefined layout, as every byte pattern is valid for the integer types read.
         let map = unsafe { MmapOptions::new().map(&file) }.map_err(fail)?;
+        let large_pages = advise_large_pages(&map);
         Ok(Mapped {
             map,
             path: path.to_owned(),
             tells_residency: tells_residency(path, &meta),
+            large_pages,
         })
     }
 
@@ -85,8 +88,12 @@ impl Mapped {
         (ok == 0).then(|| count as f64 / pages as f64)
     }
 
-    /// Asks the system to read ahead the whole file.
+    /// Asks the system to read ahead the whole file, where touching pages would read few at once.
     pub fn read_ahead(&self) {
+        // What is read ahead comes in small pages, what is touched in large ones.
+        if self.large_pages {
+            return;
+        }
         if let Err(error) = self.map.advise(memmap2::Advice::WillNeed) {
             log::debug!("madvise(WILLNEED): {error}");
         }
@@ -109,6 +116,23 @@ impl Mapped {
     pub fn lock(&self) -> Result<(), EngineError> {
         self.map.lock().map_err(EngineError::Lock)
     }
+}
+
+/// Asks for large pages, and says whether the system knows them: a file system that has them
+/// (ext4 since Linux 6.16, XFS since 5.18) then reads what is touched in pieces of a large page,
+/// from which cores read up to 1.5 times as fast; others read that much at once.
+#[cfg(target_os = "linux")]
+fn advise_large_pages(map: &Mmap) -> bool {
+    let done = map.advise(memmap2::Advice::HugePage);
+    if let Err(error) = &done {
+        log::debug!("madvise(HUGEPAGE): {error}");
+    }
+    done.is_ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_large_pages(_: &Mmap) -> bool {
+    false
 }
 
 /// See [`Mapped::residency`].

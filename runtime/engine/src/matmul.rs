@@ -18,6 +18,9 @@ use crate::pool::Pool;
 const MIN_ROWS: usize = 16;
 /// Bytes of weights in a task that is worth handing out.
 const TASK_BYTES: usize = 32 << 10;
+/// The same where they meet many tokens: kernels prepare columns once a task. Half of a small
+/// core's second-level cache, in which the weights wait for the next columns.
+const TASK_BYTES_OF_PROMPTS: usize = 256 << 10;
 /// Fewer columns than this are quantised by the caller alone.
 const SHARED_COLUMNS: usize = 4;
 
@@ -72,7 +75,7 @@ impl Input<'_> {
         let mut tasks = [(0usize, 0usize); 3];
         let mut total = 0;
         for ((m, _), t) in matrices().zip(&mut tasks) {
-            let rows = rows_of_task(&m, pool.threads());
+            let rows = rows_of_task(&m, pool.threads(), self.x.len() / self.cols);
             *t = (rows, total);
             total += m.rows.div_ceil(rows);
         }
@@ -137,10 +140,14 @@ impl Input<'_> {
     }
 }
 
-/// Rows of one task: at least `TASK_BYTES` of weights, and a few tasks for each thread.
-fn rows_of_task(m: &Matrix, threads: usize) -> usize {
+/// Rows of one task: enough weights to be worth handing out, and a few tasks for each thread.
+fn rows_of_task(m: &Matrix, threads: usize, tokens: usize) -> usize {
     let fair = m.rows.div_ceil(threads * 4);
-    let rows = TASK_BYTES.div_ceil(m.bytes() / m.rows).min(fair).max(1);
+    let worth = match tokens {
+        0..=MAX_COLUMNS => TASK_BYTES,
+        _ => TASK_BYTES_OF_PROMPTS,
+    };
+    let rows = worth.div_ceil(m.bytes() / m.rows).min(fair).max(1);
     rows.next_multiple_of(MIN_ROWS).min(PARTIAL_ROWS)
 }
 

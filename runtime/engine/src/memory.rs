@@ -34,9 +34,58 @@ pub fn resident() -> Option<(u64, u64)> {
     Some((field(&status, "VmRSS:")?, field(&status, "RssAnon:")?))
 }
 
+/// Share of what is resident of `bytes`, a mapping or a part of one, that lies in large pages
+/// (2 MiB on most systems), 0 to 1. `None` where nothing is resident or the system does not say.
+pub fn in_large_pages(bytes: &[u8]) -> Option<f64> {
+    let start = bytes.as_ptr() as u64;
+    let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+    large_share(&maps, start..start + bytes.len() as u64)
+}
+
+/// The same by the text of `/proc/…/smaps`; mappings count that lie in the range, or around it.
+fn large_share(smaps: &str, range: std::ops::Range<u64>) -> Option<f64> {
+    let (mut inside, mut resident, mut large) = (false, 0, 0);
+    for line in smaps.lines() {
+        let (name, rest) = line.split_once(' ')?;
+        if let Some((from, to)) = name.split_once('-') {
+            let bound = |hex| u64::from_str_radix(hex, 16).ok();
+            inside = bound(from)? < range.end && bound(to)? > range.start;
+        } else if inside {
+            let kb = || rest.split_whitespace().next()?.parse::<u64>().ok();
+            match name {
+                "Rss:" => resident += kb()?,
+                "AnonHugePages:" | "FilePmdMapped:" => large += kb()?,
+                _ => {}
+            }
+        }
+    }
+    (resident > 0).then(|| large as f64 / resident as f64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn large_pages_are_counted_within_the_range() {
+        let smaps = "\
+7f0000000000-7f0000800000 r--s 00000000 fe:00 12 /models/m.myq
+Size:               8192 kB
+Rss:                8000 kB
+AnonHugePages:         0 kB
+FilePmdMapped:      6144 kB
+VmFlags: rd mr me ms
+7f0000800000-7f0000a00000 rw-p 00000000 00:00 0
+Rss:                2048 kB
+AnonHugePages:      2048 kB
+FilePmdMapped:         0 kB
+";
+        let share = |from, to| large_share(smaps, from..to);
+        assert_eq!(share(0x7f00_0000_0000, 0x7f00_0080_0000), Some(0.768));
+        assert_eq!(share(0x7f00_0000_1000, 0x7f00_0000_2000), Some(0.768));
+        assert_eq!(share(0x7f00_0080_0000, 0x7f00_00a0_0000), Some(1.0));
+        assert_eq!(share(0x1000, 0x2000), None);
+    }
 
     /// Case 24: a board with 6 GB of page cache has that memory.
     #[test]

@@ -36,8 +36,8 @@ pub struct Options {
     /// thread that calls the engine, from its first pass until the engine is dropped, and is
     /// inherited by threads that it starts in that time.
     pub pin: bool,
-    /// On a machine with several memory nodes: drop the file's pages from memory first, so
-    /// that they are read again into the node of the threads.
+    /// Drop the file's pages from memory first, so that they are read again: into the node of
+    /// the threads, and into large pages where the file system has them.
     pub renew_pages: bool,
     /// Tokens of context; the default is 4,096, or what the model or half of the available
     /// memory holds.
@@ -270,6 +270,16 @@ impl Engine {
     /// Bytes of matrices copied into another layout.
     pub fn packed_bytes(&self) -> usize {
         self.packed.as_ref().map_or(0, |p| p.bytes().len())
+    }
+
+    /// Share of the weights that lies in large pages, 0 to 1, of what is in memory; `None` where
+    /// the system does not say.
+    pub fn in_large_pages(&self) -> Option<f64> {
+        memory::in_large_pages(
+            self.packed
+                .as_ref()
+                .map_or(self.file.bytes(), |p| p.bytes()),
+        )
     }
 
     /// Time that [`Engine::open`] took.

@@ -3,7 +3,6 @@
 use crate::cache::tile;
 use crate::state::{PARTIAL_COLUMNS, PARTIAL_ROWS};
 use crate::{CacheType, Config};
-use myq_blocks::MAX_COLUMNS;
 use myq_blocks::layout::SUPER;
 
 /// How the input of a matrix is rounded before it is multiplied.
@@ -19,8 +18,8 @@ pub enum Activations {
     Mixed,
 }
 
-/// Tokens that [`Activations::Mixed`] gives two planes: as many as one pass over weights takes.
-pub const FEW: usize = MAX_COLUMNS / 2;
+/// Tokens that [`Activations::Mixed`] gives two planes: what a decode step or a check of a draft has.
+pub const FEW: usize = 8;
 
 impl Activations {
     /// All forms by name.

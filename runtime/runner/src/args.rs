@@ -55,7 +55,8 @@ pub(crate) struct ModelArguments {
     /// Let the system move threads between CPUs
     #[arg(long)]
     no_pin: bool,
-    /// Read the file again into the memory node of the threads
+    /// Read the file again: into the memory node of the threads, and into large pages where its
+    /// file system has them
     #[arg(long)]
     renew_pages: bool,
     /// Tokens of context [default: 4096, less where model or memory hold less]

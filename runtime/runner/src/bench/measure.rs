@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use myq_engine::bandwidth::Reading;
+use myq_engine::bandwidth::{Pages, Reading};
 use myq_engine::{Engine, bandwidth};
 use myq_model::sample::argmax;
 
@@ -101,6 +101,7 @@ pub(crate) fn empty_rate(engine: &mut Engine, most: usize) -> Outcome<f64> {
 
 /// What the machine reads, at each number of threads.
 pub(crate) struct Ceiling {
+    pub(crate) pages: Pages,
     pub(crate) last_level_cache: Option<usize>,
     /// From memory: a buffer that no cache holds.
     pub(crate) memory: Vec<Reading>,
@@ -112,6 +113,7 @@ impl Ceiling {
     /// Reads with each of `threads` beside a model that reads `bytes_per_token`.
     pub(crate) fn measure(
         bytes_per_token: usize,
+        pages: Pages,
         threads: &[usize],
         progress: &mut dyn FnMut(u64, u64),
     ) -> Outcome<Ceiling> {
@@ -120,14 +122,20 @@ impl Ceiling {
         let parts = 1 + u64::from(fits);
         let mut part = 0;
         let mut of_all = |done: u64, of: u64| progress(part * of + done, parts * of);
-        let memory = bandwidth::measure(bandwidth::memory_buffer(), threads, &mut of_all)?;
+        let memory = bandwidth::measure(bandwidth::memory_buffer(), pages, threads, &mut of_all)?;
         part = 1;
         let mut of_all = |done: u64, of: u64| progress(part * of + done, parts * of);
         let model = match fits {
-            true => Some(bandwidth::measure(bytes_per_token, threads, &mut of_all)?),
+            true => Some(bandwidth::measure(
+                bytes_per_token,
+                pages,
+                threads,
+                &mut of_all,
+            )?),
             false => None,
         };
         Ok(Ceiling {
+            pages,
             last_level_cache,
             memory,
             model,
@@ -173,6 +181,8 @@ pub(crate) fn measured(
         major_faults: per_token(runs.counters.major_faults),
         disk_bytes: per_token(runs.counters.disk_bytes),
         residency: engine.file().residency(),
+        small_pages: engine.packed_bytes() == 0
+            && engine.in_large_pages().is_some_and(|share| share < 0.5),
         wait_share: runs.counters.wait_share(),
         involuntary_switches: per_token(runs.counters.involuntary_switches),
     }

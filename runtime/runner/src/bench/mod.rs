@@ -8,6 +8,7 @@ mod verdict;
 use std::io::{StdoutLock, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use myq_engine::bandwidth::Pages;
 use myq_engine::repack::Repack;
 use myq_engine::{Engine, Mapped, Options, bandwidth, memory};
 use serde::Serialize;
@@ -70,6 +71,8 @@ struct Probe {
     bytes_per_token: usize,
     /// Share of the file in memory.
     resident: Option<f64>,
+    /// Pages that the weights will lie in.
+    pages: Pages,
 }
 
 impl Probe {
@@ -86,22 +89,53 @@ impl Probe {
         let engine = Engine::open(&options.model.model, &engine_options, &mut |_, _| {})?;
         let threads = engine.plan().threads;
         let asked = engine_options.threads.is_some();
+        let copied = engine.repack().is_some() && options.model.options()?.repack != Repack::Never;
+        let renewed = copied || options.model.options()?.renew_pages;
+        let pages = match renewed || options.bandwidth_only {
+            true => Pages::Large,
+            false => pages_of(engine.file()),
+        };
         Ok(Probe {
             threads,
             most_threads: if asked { threads } else { processors.min(16) },
             bytes_per_token: engine.source().weights.bytes_per_token(),
             resident,
+            pages,
         })
+    }
+}
+
+/// The pages of a file that most of is in memory, or else those that its first part comes in.
+fn pages_of(file: &Mapped) -> Pages {
+    const PART: usize = 32 << 20;
+    let all = file.bytes();
+    let part = match file.residency() {
+        Some(share) if share > 0.9 => all,
+        _ => &all[..all.len().min(PART)],
+    };
+    let sum = part
+        .iter()
+        .step_by(4096)
+        .fold(0u8, |s, b| s.wrapping_add(*b));
+    std::hint::black_box(sum);
+    match memory::in_large_pages(all) {
+        Some(share) if share < 0.5 => Pages::Small,
+        _ => Pages::Large,
     }
 }
 
 /// The read test, beside what a token of this model reads.
 fn ceiling(probe: &Probe, threads: &[usize]) -> Outcome<Ceiling> {
     let bar = bar("reading memory", threads.len() as u64)?;
-    let ceiling = Ceiling::measure(probe.bytes_per_token, threads, &mut |done, of| {
-        bar.set_length(of);
-        bar.set_position(done);
-    });
+    let ceiling = Ceiling::measure(
+        probe.bytes_per_token,
+        probe.pages,
+        threads,
+        &mut |done, of| {
+            bar.set_length(of);
+            bar.set_position(done);
+        },
+    );
     bar.finish_and_clear();
     ceiling
 }
@@ -220,6 +254,7 @@ fn speed(
         planned_buffer_bytes: plan.buffer_bytes(config),
         resident_bytes,
         resident_anonymous_bytes: anonymous,
+        large_page_share: engine.in_large_pages(),
         judged: None,
     };
     Ok((report, runs))

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use myq_engine::bandwidth::Reading;
+use myq_engine::bandwidth::{Pages, Reading};
 use serde::Serialize;
 
 use super::measure::Ceiling;
@@ -33,6 +33,8 @@ pub(crate) struct Report {
     pub(crate) planned_buffer_bytes: usize,
     pub(crate) resident_bytes: u64,
     pub(crate) resident_anonymous_bytes: u64,
+    /// Share of the weights in memory that lies in large pages.
+    pub(crate) large_page_share: Option<f64>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(crate) judged: Option<Judged>,
 }
@@ -83,6 +85,8 @@ impl Judged {
 /// The read test.
 #[derive(Serialize)]
 pub(crate) struct Bandwidth {
+    /// Whether the buffers were in large pages, as far as the system has them.
+    pub(crate) large_pages: bool,
     pub(crate) last_level_cache_bytes: Option<usize>,
     /// A buffer that no cache holds.
     pub(crate) memory_bandwidth: Vec<Read>,
@@ -112,6 +116,7 @@ impl Bandwidth {
             readings.iter().map(read).collect()
         };
         Bandwidth {
+            large_pages: ceiling.pages == Pages::Large,
             last_level_cache_bytes: ceiling.last_level_cache,
             memory_bandwidth: reads(&ceiling.memory),
             model_size_bandwidth: ceiling.model.as_ref().map(reads),
@@ -119,9 +124,10 @@ impl Bandwidth {
     }
 
     pub(crate) fn print(&self, out: &mut impl Write) -> std::io::Result<()> {
-        print_reads("memory reads", &self.memory_bandwidth, out)?;
+        let pages = if self.large_pages { "large" } else { "small" };
+        print_reads("memory reads", pages, &self.memory_bandwidth, out)?;
         if let Some(reads) = &self.model_size_bandwidth {
-            print_reads("model-sized reads", reads, out)?;
+            print_reads("model-sized reads", pages, reads, out)?;
             writeln!(
                 out,
                 "  what a token reads fits into the last-level cache of {:.0} MB; the faster of the two is the ceiling",
@@ -132,11 +138,16 @@ impl Bandwidth {
     }
 }
 
-fn print_reads(name: &str, reads: &[Read], out: &mut impl Write) -> std::io::Result<()> {
+fn print_reads(
+    name: &str,
+    pages: &str,
+    reads: &[Read],
+    out: &mut impl Write,
+) -> std::io::Result<()> {
     let buffer = reads.first().map_or(0, |r| r.buffer_bytes);
     write!(
         out,
-        "{name} ({:.0} MB), GB/s by threads (in one stream):",
+        "{name} ({:.0} MB in {pages} pages), GB/s by threads (in one stream):",
         buffer as f64 / 1e6
     )?;
     for r in reads {
@@ -193,7 +204,7 @@ impl Report {
         writeln!(out)?;
         writeln!(
             out,
-            "{} start: loaded in {:.2} s, first token after {:.2} s; resident {:.0} MB, of which not the file {:.0} MB",
+            "{} start: loaded in {:.2} s, first token after {:.2} s; resident {:.0} MB, of which not the file {:.0} MB{}",
             match self.cold_start {
                 Some(true) => "cold",
                 Some(false) => "warm",
@@ -202,7 +213,12 @@ impl Report {
             self.load_seconds,
             self.first_token_seconds,
             self.resident_bytes as f64 / 1e6,
-            self.resident_anonymous_bytes as f64 / 1e6
+            self.resident_anonymous_bytes as f64 / 1e6,
+            self.large_page_share
+                .map_or_else(String::new, |share| format!(
+                    "; {:.0} % of the weights in large pages",
+                    100.0 * share
+                ))
         )?;
         match &self.judged {
             Some(j) => {
