@@ -1,6 +1,6 @@
 //! Which kernels run, and on how many threads; decided once, at the start.
 
-use kernels_avx2::{Avx2, Level};
+use kernels_avx2::Avx2;
 use kernels_neon::Neon;
 
 use crate::topology::{Machine, Mask, Want};
@@ -19,8 +19,12 @@ pub enum KernelChoice {
     Avx512,
     /// The same, and tiles (AMX) for prompts.
     Amx,
-    /// ARMv8 NEON.
+    /// ARMv8 NEON, and no more than that.
     Neon,
+    /// NEON with dot products of bytes.
+    NeonDotprod,
+    /// The same, and products of small matrices of bytes for prompts.
+    NeonI8mm,
     /// Plain Rust, 8-bit activations.
     Scalar,
     /// Plain Rust, fp32 activations: slow and exact.
@@ -29,13 +33,15 @@ pub enum KernelChoice {
 
 impl KernelChoice {
     /// All choices by the names that [`available`] prints.
-    pub const NAMES: [(&'static str, KernelChoice); 8] = [
+    pub const NAMES: [(&'static str, KernelChoice); 10] = [
         ("auto", KernelChoice::Auto),
         ("avx2", KernelChoice::Avx2),
         ("avx-vnni", KernelChoice::AvxVnni),
         ("avx512", KernelChoice::Avx512),
         ("amx", KernelChoice::Amx),
         ("neon", KernelChoice::Neon),
+        ("neon-dotprod", KernelChoice::NeonDotprod),
+        ("neon-i8mm", KernelChoice::NeonI8mm),
         ("scalar", KernelChoice::Scalar),
         ("exact", KernelChoice::Exact),
     ];
@@ -57,20 +63,43 @@ impl KernelChoice {
     }
 }
 
+/// The x86 kernels of this choice; `None` where it is of others, or the processor lacks them.
+pub(crate) fn avx2(choice: KernelChoice) -> Option<Avx2> {
+    use kernels_avx2::Level;
+    match choice {
+        KernelChoice::Auto => Avx2::new(),
+        KernelChoice::Avx2 => Avx2::with(Level::Avx2),
+        KernelChoice::AvxVnni => Avx2::with(Level::AvxVnni),
+        KernelChoice::Avx512 => Avx2::with(Level::Avx512),
+        KernelChoice::Amx => Avx2::with(Level::Amx),
+        _ => None,
+    }
+}
+
+/// The Arm kernels of this choice; `None` where it is of others, or the processor lacks them.
+pub(crate) fn neon(choice: KernelChoice) -> Option<Neon> {
+    use kernels_neon::Level;
+    match choice {
+        KernelChoice::Auto => Neon::new(),
+        KernelChoice::Neon => Neon::with(Level::Base),
+        KernelChoice::NeonDotprod => Neon::with(Level::DotProd),
+        KernelChoice::NeonI8mm => Neon::with(Level::I8mm),
+        _ => None,
+    }
+}
+
 /// Names of the kernels that can run here, the fastest first.
 pub fn available() -> Vec<&'static str> {
-    let mut names = Vec::new();
-    names.extend(
-        Level::ALL
-            .into_iter()
-            .filter(|&l| Avx2::with(l).is_some())
-            .map(Level::name),
-    );
-    if Neon::new().is_some() {
-        names.push("neon");
-    }
-    names.extend(["scalar", "exact"]);
-    names
+    let x86 = kernels_avx2::Level::ALL
+        .into_iter()
+        .filter(|&l| Avx2::with(l).is_some());
+    let arm = kernels_neon::Level::ALL
+        .into_iter()
+        .filter(|&l| Neon::with(l).is_some());
+    x86.map(|l| l.name())
+        .chain(arm.map(|l| l.name()))
+        .chain(["scalar", "exact"])
+        .collect()
 }
 
 /// Threads when none are asked for: two thirds of the physical cores, rounded up, at most 16,

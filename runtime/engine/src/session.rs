@@ -4,8 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kernels_avx2::{Avx2, Level};
-use kernels_neon::Neon;
 use myq_blocks::scalar::{Exact, Scalar};
 use myq_blocks::{Kernels, Layout};
 use myq_format::{Kind, myq::Myq};
@@ -21,7 +19,7 @@ use crate::pool::Pool;
 use crate::prewarm::{self, Progress};
 use crate::repack::{self, Packed, Repack};
 use crate::topology::Placement;
-use crate::{EngineError, KernelChoice, memory};
+use crate::{EngineError, KernelChoice, memory, select};
 
 /// How to open a model.
 #[derive(Clone, Copy, Debug)]
@@ -426,18 +424,7 @@ fn decoder(
             }
         };
     }
-    let avx2 = match choice {
-        KernelChoice::Auto => Avx2::new(),
-        KernelChoice::Avx2 => Avx2::with(Level::Avx2),
-        KernelChoice::AvxVnni => Avx2::with(Level::AvxVnni),
-        KernelChoice::Avx512 => Avx2::with(Level::Avx512),
-        KernelChoice::Amx => Avx2::with(Level::Amx),
-        _ => None,
-    };
-    let neon = match choice {
-        KernelChoice::Auto | KernelChoice::Neon => Neon::new(),
-        _ => None,
-    };
+    let (avx2, neon) = (select::avx2(choice), select::neon(choice));
     match (choice, avx2, neon) {
         (_, Some(k), _) => on!(k),
         (_, _, Some(k)) => on!(k),

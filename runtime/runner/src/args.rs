@@ -75,7 +75,8 @@ pub(crate) struct ModelArguments {
     /// Layers on the GPU: a number, or `auto`. This build computes on the CPU alone
     #[arg(long, default_value = "auto")]
     n_gpu_layers: String,
-    /// auto, avx2, avx-vnni, avx512, amx, neon, scalar, or exact (fp32 activations, slow)
+    /// auto, avx2, avx-vnni, avx512, amx, neon, neon-dotprod, neon-i8mm, scalar, or exact (fp32
+    /// activations, slow)
     #[arg(long, default_value = "auto")]
     kernels: String,
     /// Don't read the file into memory before the first token
