@@ -1,7 +1,7 @@
 //! Panels of eight rows times columns (see `myq_blocks::panels`).
 //!
 //! ```text
-//! for each panel (or two), for each chunk:
+//! for each panel, or more at once, for each chunk:
 //!     scales of the chunk
 //!     for each group of 32 weights:
 //!         codes = eight vectors, unpacked once
@@ -154,7 +154,12 @@ unsafe fn all<S: Isa, T: Isa, F: Format>(
     out: &mut [&mut [f32]],
 ) {
     let n = w.panels();
-    if S::BLOCKS == 2 && columns.len() > 1 {
+    if columns.len() == 1 {
+        p = match S::PANELS {
+            2 => two_streams::<S, F, 1>(f, w, p, columns, out[0]),
+            _ => two_streams::<S, F, 2>(f, w, p, columns, out[0]),
+        };
+    } else if S::BLOCKS == 2 {
         // Each activation that is loaded meets two vectors.
         while p + 2 * S::PANELS <= n {
             some::<S, F, 2>(f, w, p, columns, out);
@@ -169,6 +174,34 @@ unsafe fn all<S: Isa, T: Isa, F: Format>(
         some::<T, F, 1>(f, w, p, columns, out);
         p += 1;
     }
+}
+
+/// Panels from `p` on with one column, in two halves side by side, each from its first panel to
+/// its last: two panels at once, in `W` vectors. Gives the number of the first panel that is left.
+///
+/// Memory is read in two long streams so, which a core does up to 1.4 times as fast as in one, or
+/// as in two that each jump over the other's panel.
+#[inline(always)]
+unsafe fn two_streams<S: Isa, F: Format, const W: usize>(
+    f: F,
+    w: Rows<'_>,
+    p: usize,
+    columns: &[Column<'_>],
+    out: &mut [f32],
+) -> usize {
+    let half = (w.panels() - p) / 2;
+    let stride = half * PANEL * w.row_bytes();
+    for i in p..p + half {
+        let mut total = [[S::zero(); W]; 1];
+        let panel = w.panel(i).as_ptr();
+        chunks::<S, F, 1, W>(f, panel, stride, w.cols(), columns, &mut total);
+        let mut rows = [0.0; 2 * PANEL];
+        store::<S, W>(total[0], &mut rows, 0);
+        for (rows, i) in rows.chunks_exact(PANEL).zip([i, i + half]) {
+            out[PANEL * i..PANEL * (i + 1)].copy_from_slice(rows);
+        }
+    }
+    p + 2 * half
 }
 
 /// `W` vectors of panels, the first of which is `p`.
@@ -244,9 +277,11 @@ unsafe fn chunks<S: Isa, F: Format, const N: usize, const W: usize>(
     for i in 0..=whole {
         let groups = if i < whole { 8 } else { rest };
         let p = panel.add(step * i);
-        ahead::<S, W>(p, stride, step);
         if groups == 0 {
-        } else if F::SIXTEENS {
+            break;
+        }
+        ahead::<S, W>(p, stride, step);
+        if F::SIXTEENS {
             chunk_16::<S, F, N, W>(f, p, stride, (8 * i, groups), columns, total);
         } else {
             chunk_32::<S, F, N, W>(f, p, stride, (8 * i, groups), columns, total);
@@ -254,10 +289,9 @@ unsafe fn chunks<S: Isa, F: Format, const N: usize, const W: usize>(
     }
 }
 
-/// Asks for the bytes that are read some chunks later.
-///
-/// The processor's own prefetching stops at the end of a page. Panels follow one another, so
-/// that what lies behind the last chunk of this one is wanted too.
+/// Asks for the bytes that are read some chunks later: the processor's own prefetching stops at
+/// the end of a page. Panels follow one another, so that what lies behind the last chunk of one
+/// is wanted too.
 #[inline(always)]
 unsafe fn ahead<S: Isa, const W: usize>(p: *const u8, stride: usize, step: usize) {
     for w in 0..W * S::PANELS {

@@ -16,8 +16,8 @@ use crate::pool::Pool;
 /// Rows of a matrix that one task multiplies at least, and a multiple of which it multiplies:
 /// smaller pieces cost more in hand-out than they gain in balance, and panels are not cut.
 const MIN_ROWS: usize = 16;
-/// Bytes of weights in a task that is worth handing out.
-const TASK_BYTES: usize = 32 << 10;
+/// Bytes of weights in a task that is worth handing out: memory is read faster in long pieces.
+const TASK_BYTES: usize = 128 << 10;
 /// The same where they meet many tokens: kernels prepare columns once a task. Half of a small
 /// core's second-level cache, in which the weights wait for the next columns.
 const TASK_BYTES_OF_PROMPTS: usize = 256 << 10;
