@@ -1,6 +1,6 @@
-//! One panel times some columns, once: what `mca/cycles` traces.
+//! Some panels times some columns, once: what `mca/cycles` traces.
 //!
-//! usage: once LEVEL FORMAT COLS COLUMNS
+//! usage: once LEVEL FORMAT COLS COLUMNS PANELS
 
 use kernels_neon::{Level, Neon};
 use myq_blocks::conformance::{Columns, Random};
@@ -8,22 +8,23 @@ use myq_blocks::panels::PANEL;
 use myq_blocks::{DType, Kernels, Layout, Rows};
 
 fn run(arguments: &[String]) -> Result<(), String> {
-    let [level, format, cols, columns] = arguments else {
-        return Err("usage: once LEVEL FORMAT COLS COLUMNS".to_owned());
+    let [level, format, cols, columns, panels] = arguments else {
+        return Err("usage: once LEVEL FORMAT COLS COLUMNS PANELS".to_owned());
     };
     let number = |s: &String| s.parse::<usize>().map_err(|e| format!("{s}: {e}"));
-    let (cols, count) = (number(cols)?, number(columns)?);
+    let (cols, count, panels) = (number(cols)?, number(columns)?, number(panels)?);
+    let rows = PANEL * panels;
     let level = Level::ALL.into_iter().find(|l| l.name() == level);
     let level = level.ok_or("no such level: neon, neon-dotprod or neon-i8mm")?;
     let neon = Neon::with(level).ok_or("this processor lacks the level")?;
     let dtype = DType::from_name(format).ok_or("no such format")?;
     let bytes = dtype.row_bytes(cols).ok_or("no such row length")?;
-    let data = vec![0; PANEL * bytes];
+    let data = vec![0; rows * bytes];
     let w = Rows::in_layout(Layout::Rows8, dtype, cols, &data).map_err(|e| e.to_string())?;
     let mut random = Random::new(1);
     let vectors = (0..count).map(|_| random.vector(cols, 1.0)).collect();
     let columns = Columns::quantize(neon, vectors);
-    let mut out = vec![[0.0; PANEL]; count];
+    let mut out = vec![vec![0.0; rows]; count];
     let mut out: Vec<&mut [f32]> = out.iter_mut().map(|o| o.as_mut_slice()).collect();
     neon.matmul(w, &columns.all(), &mut out);
     std::hint::black_box(out);

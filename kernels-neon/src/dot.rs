@@ -20,7 +20,6 @@ use crate::simd::*;
 pub(crate) type Codes = [int8x16_t; 8];
 
 /// Exact integer dot products over 128 weights, |w| ≤ `MAX` and |x| ≤ 127.
-///
 pub(crate) trait Dot: Copy + 'static {
     /// Sums over each 16 weights.
     fn sixteens<const MAX: i32>(w: &Codes, x: &[i8; 128]) -> [int32x4_t; 2];

@@ -1,9 +1,10 @@
 //! NEON kernels of myq, for every 64-bit Arm core.
 //!
-//! A [`Neon`] is the proof that the processor has the instructions. Reading order: `format`
-//! (what a format must say), `dot` (128 codes times 128 activations, what instruction set
-//! extensions replace), `rows` (the one product of rows and columns that all formats
-//! share), then the formats; `simd` has the instructions as safe functions.
+//! A [`Neon`] is the proof that the processor has the instructions of its [`Level`]. Reading
+//! order for the layout `rows8`: `panels` (one column, decoding), `panels::many` (prompts),
+//! `panels::lanes` (what the levels do differently), `panels::formats`. For the plain layout:
+//! `format` (what a format must say), `dot` (128 codes times 128 activations), `rows` (the
+//! product), then the formats. `simd` has the instructions as safe functions.
 //!
 //! On other architectures the type exists, has no values, and `new` returns `None`.
 

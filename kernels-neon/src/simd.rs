@@ -71,6 +71,7 @@ macro_rules! memory {
 memory! {
     load_s8 store_s8 vld1q_s8 vst1q_s8 i8, 16, int8x16_t;
     load_u8 store_u8 vld1q_u8 vst1q_u8 u8, 16, uint8x16_t;
+    load_s16x4 store_s16x4 vld1_s16 vst1_s16 i16, 4, int16x4_t;
     load_s16 store_s16 vld1q_s16 vst1q_s16 i16, 8, int16x8_t;
     load_u16x4 store_u16x4 vld1_u16 vst1_u16 u16, 4, uint16x4_t;
     load_s32 store_s32 vld1q_s32 vst1q_s32 i32, 4, int32x4_t;
@@ -92,7 +93,6 @@ lanes! {
     vdupq_laneq_s32(a: int32x4_t) -> int32x4_t;
     vmull_laneq_s16(a: int16x4_t, b: int16x8_t) -> int32x4_t;
     vmull_high_laneq_s16(a: int16x8_t, b: int16x8_t) -> int32x4_t;
-    vmlal_laneq_s16(a: int32x4_t, b: int16x4_t, c: int16x8_t) -> int32x4_t;
     vmlal_high_laneq_s16(a: int32x4_t, b: int16x8_t, c: int16x8_t) -> int32x4_t;
     vmlsl_laneq_s16(a: int32x4_t, b: int16x4_t, c: int16x8_t) -> int32x4_t;
     vmlsl_high_laneq_s16(a: int32x4_t, b: int16x8_t, c: int16x8_t) -> int32x4_t;
@@ -123,6 +123,10 @@ instructions! {
     vreinterpretq_s16_u16(a: uint16x8_t) -> int16x8_t;
     vreinterpretq_f32_u32(a: uint32x4_t) -> float32x4_t;
     vreinterpretq_f32_s32(a: int32x4_t) -> float32x4_t;
+    vreinterpretq_f32_s16(a: int16x8_t) -> float32x4_t;
+    vreinterpretq_s32_f32(a: float32x4_t) -> int32x4_t;
+    vreinterpretq_s64_s32(a: int32x4_t) -> int64x2_t;
+    vreinterpretq_s32_s64(a: int64x2_t) -> int32x4_t;
     vreinterpretq_u32_f32(a: float32x4_t) -> uint32x4_t;
     vreinterpretq_s16_u8(a: uint8x16_t) -> int16x8_t;
     vreinterpretq_s16_s8(a: int8x16_t) -> int16x8_t;
@@ -157,6 +161,8 @@ instructions! {
     vuzp1q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vuzp1q_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
     vuzp2q_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
+    vzip1q_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
+    vzip2q_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
     vuzp1q_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
     vuzp2q_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
     vzip1q_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
@@ -293,6 +299,20 @@ macro_rules! prefetch {
     }};
 }
 pub(crate) use prefetch;
+
+/// Asks for the cache line `ahead` bytes behind `from`'s start.
+#[inline(always)]
+pub(crate) fn prefetch_far(from: &[u8], ahead: usize) {
+    let from = from.as_ptr().wrapping_add(ahead);
+    // SAFETY: a hint, which has no effect but on caches and faults at no address.
+    unsafe {
+        std::arch::asm!(
+            "prfm pldl1strm, [{from}]",
+            from = in(reg) from,
+            options(readonly, nostack, preserves_flags)
+        );
+    }
+}
 
 /// `N` elements of `from` at `at`. Panics where they are not all there; every caller's
 /// arrays have a fixed length, so that the check is gone after inlining.

@@ -15,8 +15,8 @@
 //! 3. Dot products of sixteen weights with codes of 2 and 3 bits fit 16 bits (16 · 4 · 127),
 //!    and so do the sums of activations.
 
+use myq_blocks::DType;
 use myq_blocks::layout::IQ4NL_LEVELS;
-use myq_blocks::{DType, Linear};
 
 use super::lanes::Sums;
 use crate::simd::*;
@@ -32,6 +32,16 @@ pub(crate) struct Unit {
     pub(crate) scaled: float32x4_t,
     /// Where dot products start, in lanes as `sums`.
     pub(crate) start: [int32x4_t; 2],
+}
+
+/// What eight rows' dot products and sums of activations are multiplied with: of the sixteens 0
+/// and 1, or of a whole group and nothing.
+#[derive(Clone, Copy)]
+pub(crate) struct Scales {
+    /// Of dot products.
+    pub(crate) factor: [[float32x4_t; 2]; 2],
+    /// Of sums of activations; of no use without [`Format::MINIMA`].
+    pub(crate) minima: [[float32x4_t; 2]; 2],
 }
 
 /// Four rows of a total: of products, and of minima.
@@ -53,6 +63,12 @@ pub(crate) trait Format: Copy {
     const SIXTEENS: bool = false;
     /// Whether dot products start at [`MAGIC`].
     const FLOATED: bool = true;
+    /// Whether groups have minima, or zero-points, for several columns.
+    const MINIMA: bool = false;
+    /// Whether scales of the chunk enter those of its groups, for several columns.
+    const FOLDED: bool = true;
+    /// Whether codes of the low plane take an instruction or two.
+    const CHEAP: bool = true;
     /// Whether totals are multiplied at the end of a chunk: see [`Format::finish`].
     const SUPER: bool = true;
     /// Scales of a group.
@@ -66,6 +82,9 @@ pub(crate) trait Format: Copy {
 
     /// Scales of group `g` of unit `u`.
     fn fields(self, head: &[u8], u: usize, g: usize) -> Self::Fields;
+
+    /// Scales of a group, for several columns.
+    fn scales(head: &[u8], fields: Self::Fields) -> Scales;
 
     /// From stored codes to factors.
     #[inline(always)]
@@ -94,15 +113,47 @@ pub(crate) const MAGIC: i32 = 0x4b40_0000;
 
 /// The whole number that was added to [`MAGIC`].
 #[inline(always)]
-fn float(n: int32x4_t) -> float32x4_t {
+pub(crate) fn float(n: int32x4_t) -> float32x4_t {
     vsubq_f32(vreinterpretq_f32_s32(n), vdupq_n_f32(12_582_912.0))
 }
 
 /// Four fp16 numbers at `at`.
 #[inline(always)]
-fn halves(b: &[u8], at: usize) -> float32x4_t {
+pub(super) fn halves(b: &[u8], at: usize) -> float32x4_t {
     let b: &[u8; 8] = part(b, at);
     vcvt_f32_f16(vreinterpret_f16_u8(vcreate_u8(u64::from_le_bytes(*b))))
+}
+
+/// Numbers −128 ≤ v < 2^15 − 128 of eight rows as fp32, by deviation 2.
+#[inline(always)]
+pub(super) fn floats(v: int16x8_t) -> [float32x4_t; 2] {
+    let v = vaddq_s16(v, vdupq_n_s16(128));
+    let high = vdupq_n_s16(0x4b00);
+    [vzip1q_s16(v, high), vzip2q_s16(v, high)]
+        .map(|v| vsubq_f32(vreinterpretq_f32_s16(v), vdupq_n_f32(8_388_608.0 + 128.0)))
+}
+
+/// Eight rows' fp16 numbers at `at`.
+#[inline(always)]
+fn eight_halves(b: &[u8], at: usize) -> [float32x4_t; 2] {
+    [halves(b, at), halves(b, at + 8)]
+}
+
+#[inline(always)]
+pub(super) fn times(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
+    [vmulq_f32(a[0], b[0]), vmulq_f32(a[1], b[1])]
+}
+
+/// The scales at the head of a chunk times those of [`by_halves`].
+#[inline(always)]
+fn folded_halves(head: [float32x4_t; 2], v: [int16x8_t; 2]) -> [[float32x4_t; 2]; 2] {
+    let ([a, b], [c, d]) = (floats(v[0]), floats(v[1]));
+    [times(head, [a, c]), times(head, [b, d])]
+}
+
+#[inline(always)]
+pub(super) fn negative(v: [float32x4_t; 2]) -> [float32x4_t; 2] {
+    v.map(vnegq_f32)
 }
 
 /// The half `H` of eight numbers, widened.
@@ -139,7 +190,11 @@ fn scaled_sixteens(dots: Sums, scale: int16x8_t) -> int32x4_t {
 
 /// `sum − m · x[G]`, m the half `H` of eight.
 #[inline(always)]
-fn sub_lane<const G: i32, const H: usize>(sum: int32x4_t, m: int16x8_t, x: int16x8_t) -> int32x4_t {
+pub(super) fn sub_lane<const G: i32, const H: usize>(
+    sum: int32x4_t,
+    m: int16x8_t,
+    x: int16x8_t,
+) -> int32x4_t {
     if H == 0 {
         vmlsl_laneq_s16::<G>(sum, vget_low_s16(m), x)
     } else {
@@ -199,6 +254,7 @@ impl Format for Q2K {
     const LOW: usize = 2;
     const SIXTEENS: bool = true;
     const FLOATED: bool = false;
+    const MINIMA: bool = true;
     /// Scales and minima of the sixteens 0 and 1, in halves.
     type Fields = [[int16x8_t; 2]; 2];
 
@@ -212,6 +268,14 @@ impl Format for Q2K {
             vreinterpretq_s16_u16(vshrq_n_u16::<12>(v)),
         ];
         [by_halves(scale), by_halves(min)]
+    }
+
+    #[inline(always)]
+    fn scales(head: &[u8], [scale, min]: Self::Fields) -> Scales {
+        Scales {
+            factor: folded_halves(eight_halves(head, 0), scale),
+            minima: folded_halves(negative(eight_halves(head, 16)), min),
+        }
     }
 
     #[inline(always)]
@@ -270,6 +334,13 @@ impl Format for Q3K {
     }
 
     #[inline(always)]
+    fn scales(head: &[u8], scale: Self::Fields) -> Scales {
+        let factor = folded_halves(eight_halves(head, 0), scale);
+        let minima = factor;
+        Scales { factor, minima }
+    }
+
+    #[inline(always)]
     fn add<const G: i32, const H: usize>(
         scale: &Self::Fields,
         dots: Sums,
@@ -306,6 +377,14 @@ impl Format for Q6K {
     }
 
     #[inline(always)]
+    fn scales(head: &[u8], scale: Self::Fields) -> Scales {
+        let d = eight_halves(head, 0);
+        let factor = scale.map(|v| times(d, floats(v)));
+        let minima = factor;
+        Scales { factor, minima }
+    }
+
+    #[inline(always)]
     fn add<const G: i32, const H: usize>(
         scale: &Self::Fields,
         dots: Sums,
@@ -332,6 +411,7 @@ impl<const HIGH: usize> Format for Pair<HIGH> {
     const LOW: usize = 4;
     const HIGH: usize = HIGH;
     const FLOATED: bool = false;
+    const MINIMA: bool = true;
     /// Scale and minimum.
     type Fields = [int16x8_t; 2];
 
@@ -342,6 +422,14 @@ impl<const HIGH: usize> Format for Pair<HIGH> {
         let scale = sixes(head, (at.0, 0), (at.1, 2 * u));
         let min = sixes(head, (at.0, 4), (at.1, 4 + 2 * u));
         [eight(scale, g % 2), eight(min, g % 2)]
+    }
+
+    #[inline(always)]
+    fn scales(head: &[u8], [scale, min]: Self::Fields) -> Scales {
+        Scales {
+            factor: [times(eight_halves(head, 0), floats(scale)); 2],
+            minima: [times(negative(eight_halves(head, 16)), floats(min)); 2],
+        }
     }
 
     #[inline(always)]
@@ -378,10 +466,20 @@ impl Format for Tq2_0 {
     const DTYPE: DType = DType::Tq2_0;
     const LOW: usize = 2;
     const OFFSET: i16 = 1;
+    const FOLDED: bool = false;
     type Fields = ();
 
     #[inline(always)]
     fn fields(self, _: &[u8], _: usize, _: usize) {}
+
+    #[inline(always)]
+    fn scales(head: &[u8], _: ()) -> Scales {
+        let d = [eight_halves(head, 0); 2];
+        Scales {
+            factor: d,
+            minima: d,
+        }
+    }
 
     #[inline(always)]
     fn add<const G: i32, const H: usize>(_: &(), dots: Sums, x: &Unit, total: Totals) -> Totals {
@@ -410,6 +508,7 @@ macro_rules! flat {
             const HIGH: usize = $high;
             const OFFSET: i16 = $offset;
             const SUPER: bool = false;
+            const MINIMA: bool = $minimum;
             $($more)*
             /// Scales and minima of both halves.
             type Fields = [[float32x4_t; 2]; 2];
@@ -420,6 +519,14 @@ macro_rules! flat {
                 let two = |at: usize| [halves(head, at), halves(head, at + 8)];
                 // Without minima these are scales, and unused.
                 [two(16 * g), two(if $minimum { 128 + 16 * g } else { 16 * g })]
+            }
+
+            #[inline(always)]
+            fn scales(_: &[u8], [scale, min]: Self::Fields) -> Scales {
+                Scales {
+                    factor: [scale; 2],
+                    minima: [min; 2],
+                }
             }
 
             #[inline(always)]
@@ -449,54 +556,10 @@ flat!(Q8_0 8 0 offset 0 minimum false {
 });
 flat!(Iq4Nl 4 0 offset 0 minimum false {
     const MAX: i32 = 127;
+    const CHEAP: bool = false;
 
     #[inline(always)]
     fn codes(q: uint8x16_t) -> int8x16_t {
         vqtbl1q_s8(load_s8(&IQ4NL_LEVELS), q)
     }
 });
-
-/// A linear format of `LOW + HIGH` bits.
-#[derive(Clone, Copy)]
-pub(crate) struct Dense<const LOW: usize, const HIGH: usize>(pub(crate) Linear);
-
-impl<const LOW: usize, const HIGH: usize> Format for Dense<LOW, HIGH> {
-    // Names no group length; `head_bytes` does.
-    const DTYPE: DType = DType::F32;
-    const LOW: usize = LOW;
-    const HIGH: usize = HIGH;
-    const SUPER: bool = false;
-    /// Scales of both halves, and zero-points.
-    type Fields = ([float32x4_t; 2], int16x8_t);
-
-    #[inline(always)]
-    fn head_bytes(self) -> usize {
-        myq_blocks::panels::head_bytes(DType::Linear(self.0), 8)
-    }
-
-    #[inline(always)]
-    fn fields(self, head: &[u8], u: usize, g: usize) -> Self::Fields {
-        let shift = self.0.group().trailing_zeros();
-        let (s, count) = (32 * (4 * u + g) >> shift, 256 >> shift);
-        let scale = [halves(head, 16 * s), halves(head, 16 * s + 8)];
-        let zero = if self.0.asymmetric() {
-            u64::from_le_bytes(*part(head, 16 * count + 8 * s))
-        } else {
-            0x0101_0101_0101_0101 << (LOW + HIGH - 1)
-        };
-        (scale, vreinterpretq_s16_u16(vmovl_u8(vcreate_u8(zero))))
-    }
-
-    /// Sums: 32 · 63 · 127 + 255 · 32 · 127, below 2^22.
-    #[inline(always)]
-    fn add<const G: i32, const H: usize>(
-        (scale, zero): &Self::Fields,
-        dots: Sums,
-        x: &Unit,
-        total: Totals,
-    ) -> Totals {
-        let sum = float(sub_lane::<G, H>(dots[0], *zero, x.sums[0]));
-        let factor = vmulq_laneq_f32::<G>(scale[H], x.d);
-        [vfmaq_f32(total[0], sum, factor), total[1]]
-    }
-}

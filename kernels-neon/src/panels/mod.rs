@@ -3,22 +3,24 @@
 //! Pseudo-code:
 //!
 //! ```text
-//! for panels, four columns or one at a time:
-//!     for chunks of 256 weights, groups of 32, halves of four rows:
+//! for panels:
+//!     for chunks of 256 weights, groups of 32:
 //!         unpack 32 codes of each row
-//!         for columns: totals += dot products · scales
+//!         totals += dot products · scales
 //! ```
 //!
 //! Deviations:
 //!
-//! 1. For a single column, the case of decoding, 128 activations, a *unit*, are prepared at once
-//!    and the group is a constant; several columns go group by group.
-//! 2. What ends a panel, less than a chunk, is copied into one with zero scales, so that there
+//! 1. Four columns at a time go another way: see `many`.
+//! 2. 128 activations, a *unit*, are prepared at once, and the group in it is a constant.
+//! 3. What ends a panel, less than a chunk, is copied into one with zero scales, so that there
 //!    is one path for all lengths.
-//! 3. Decoding lives on memory: lines are asked for ahead.
+//! 4. Decoding lives on memory: lines are asked for ahead.
 
 mod formats;
 mod lanes;
+mod linear;
+mod many;
 mod tail;
 
 use myq_blocks::panels::{PANEL, VECTOR};
@@ -29,8 +31,8 @@ use formats::{Format, MAGIC, Totals, Unit, moved};
 pub(crate) use lanes::{Base, DotProd, I8mm, Lanes};
 use lanes::{Quads, Sums};
 
-/// Bytes between what is used and what is asked for: some ten chunks' worth of a core's
-/// memory latency at the speed of its share of the bus.
+/// Bytes between what is used and what is asked for: what a core's share of the memory, 3 to
+/// 4 GB/s, brings in a latency of some 150 ns.
 const AHEAD: usize = 512;
 
 /// The products of all panels of `w`; rows behind them are left alone.
@@ -49,50 +51,41 @@ pub(crate) fn matmul<L: Lanes>(w: Rows<'_>, columns: &[Column<'_>], out: &mut [&
         DType::Q6K => sweep::<_, L>(formats::Q6K, w, columns, out),
         DType::Tq2_0 => sweep::<_, L>(formats::Tq2_0, w, columns, out),
         DType::Linear(l) => match l.bits() {
-            2 => sweep::<_, L>(formats::Dense::<2, 0>(l), w, columns, out),
-            3 => sweep::<_, L>(formats::Dense::<2, 1>(l), w, columns, out),
-            5 => sweep::<_, L>(formats::Dense::<4, 1>(l), w, columns, out),
-            _ => sweep::<_, L>(formats::Dense::<4, 2>(l), w, columns, out),
+            2 => sweep::<_, L>(linear::Dense::<2, 0>(l), w, columns, out),
+            3 => sweep::<_, L>(linear::Dense::<2, 1>(l), w, columns, out),
+            5 => sweep::<_, L>(linear::Dense::<4, 1>(l), w, columns, out),
+            _ => sweep::<_, L>(linear::Dense::<4, 2>(l), w, columns, out),
         },
         // These have no panels.
         DType::F32 | DType::F16 | DType::BF16 | DType::Tq1_0 => {}
     }
 }
 
-/// Covers panels and columns with tiles.
+/// Columns by bands as far as they go, the others one at a time.
 fn sweep<F: Format, L: Lanes>(
     format: F,
     w: Rows<'_>,
     columns: &[Column<'_>],
     out: &mut [&mut [f32]],
 ) {
+    let taken = many::taken(columns.len());
+    let (bands, rest) = columns.split_at(taken);
+    let (out_bands, out) = out.split_at_mut(taken);
+    if taken > 0 {
+        many::sweep::<F, L>(format, w, bands, out_bands);
+    }
     for p in 0..w.panels() {
-        let mut from = 0;
-        let mut put = |values: &[[f32; PANEL]]| {
-            for (out, v) in out[from..].iter_mut().zip(values) {
-                out[PANEL * p..PANEL * (p + 1)].copy_from_slice(v);
-            }
-            from += values.len();
-        };
-        let (fours, rest) = columns.as_chunks::<4>();
-        for four in fours {
-            put(&tile::<F, L, 4>(format, w.dtype(), w.panel(p), four));
-        }
-        if let [a, b, c] = rest {
-            let [values @ .., _] =
-                tile::<F, L, 4>(format, w.dtype(), w.panel(p), &[*a, *b, *c, *c]);
-            put(&values as &[_; 3]);
-        } else {
-            for one in rest {
-                put(&tile::<F, L, 1>(
-                    format,
-                    w.dtype(),
-                    w.panel(p),
-                    std::array::from_ref(one),
-                ));
-            }
+        for (column, out) in rest.iter().zip(out.iter_mut()) {
+            let values = tile::<F, L>(format, w.dtype(), w.panel(p), column);
+            out[PANEL * p..PANEL * (p + 1)].copy_from_slice(&values);
         }
     }
+}
+
+/// Bytes of a chunk of 256 weights.
+#[inline(always)]
+fn step<F: Format>(format: F) -> usize {
+    format.head_bytes() + 8 * VECTOR * (F::LOW + F::HIGH)
 }
 
 /// The activations of a column, by chunk: all slices have the length of the first.
@@ -133,23 +126,6 @@ impl<'a> Chunks<'a> {
         }
     }
 
-    /// Group `g` of chunk `i`, in the first lane of a unit.
-    #[inline(always)]
-    fn group<F: Format>(&self, i: usize, g: usize) -> Unit {
-        let [a, b] = *part(&self.sums[i], 2 * g);
-        let sums = if F::SIXTEENS {
-            [vdupq_n_s16(a), vdupq_n_s16(b)]
-        } else {
-            [vdupq_n_s16(a + b); 2]
-        };
-        Unit {
-            d: vdupq_n_f32(self.d[i][g]),
-            sums,
-            scaled: vdupq_n_f32(self.scaled[i][g]),
-            start: start::<F>(sums),
-        }
-    }
-
     /// Codes of group `g` of chunk `i`.
     #[inline(always)]
     fn codes(&self, i: usize, g: usize) -> &'a [i8; 32] {
@@ -168,25 +144,25 @@ fn start<F: Format>(sums: [int16x8_t; 2]) -> [int32x4_t; 2] {
     ]
 }
 
-/// `result[c][r] = row r of the panel · columns[c]`.
+/// `result[r] = row r of the panel · column`.
 #[inline(never)]
-fn tile<F: Format, L: Lanes, const C: usize>(
+fn tile<F: Format, L: Lanes>(
     format: F,
     dtype: DType,
     panel: &[u8],
-    columns: &[Column<'_>; C],
-) -> [[f32; PANEL]; C] {
-    let cols = columns[0].x.len();
+    column: &Column<'_>,
+) -> [f32; PANEL] {
+    let cols = column.x.len();
     let (whole, groups) = (cols / 256, cols % 256 / 32);
     let chunks = whole + usize::from(groups > 0);
-    let step = format.head_bytes() + 8 * VECTOR * (F::LOW + F::HIGH);
+    let step = step(format);
     let mut last = [0; tail::BYTES];
     if groups > 0 {
         tail::fill(dtype, groups, &panel[whole * step..], &mut last[..step]);
     }
-    let x: [Chunks<'_>; C] = columns.each_ref().map(|c| Chunks::new(c, chunks));
-    let mut sums = [[vdupq_n_f32(0.0); 2]; C];
-    let mut totals = [[[vdupq_n_f32(0.0); 2]; 2]; C];
+    let x = Chunks::new(column, chunks);
+    let mut sums = [vdupq_n_f32(0.0); 2];
+    let mut totals = [[vdupq_n_f32(0.0); 2]; 2];
     for i in 0..chunks {
         let chunk = if i == whole {
             &last[..step]
@@ -194,39 +170,28 @@ fn tile<F: Format, L: Lanes, const C: usize>(
             &panel[step * i..][..step]
         };
         let (head, planes) = chunk.split_at(format.head_bytes());
-        let groups = if i < whole { 8 } else { groups };
         let at = Chunk { head, planes, i };
-        if C == 1 {
-            // Written out: a constant unit saves a tenth of the instructions.
-            unit::<F, L>(format, at, 0, &x[0], &mut totals[0]);
-            if groups > 4 {
-                unit::<F, L>(format, at, 1, &x[0], &mut totals[0]);
-            }
-        } else {
-            for g in 0..groups {
-                group::<F, L, C>(format, at, g, &x, &mut totals);
-            }
+        // Written out: a constant unit saves a tenth of the instructions.
+        unit::<F, L>(format, at, 0, &x, &mut totals);
+        if i < whole || groups > 4 {
+            unit::<F, L>(format, at, 1, &x, &mut totals);
         }
         if F::SUPER {
-            for c in 0..C {
-                sums[c][0] = F::finish::<0>(head, totals[c][0], sums[c][0]);
-                sums[c][1] = F::finish::<1>(head, totals[c][1], sums[c][1]);
-                totals[c] = [[vdupq_n_f32(0.0); 2]; 2];
-            }
+            sums[0] = F::finish::<0>(head, totals[0], sums[0]);
+            sums[1] = F::finish::<1>(head, totals[1], sums[1]);
+            totals = [[vdupq_n_f32(0.0); 2]; 2];
         }
     }
-    let mut out = [[0.0; PANEL]; C];
-    for c in 0..C {
-        let [low, high] = if F::SUPER {
-            sums[c]
-        } else {
-            [totals[c][0][0], totals[c][1][0]]
-        };
-        let (a, b) = out[c].as_mut_slice().split_at_mut(4);
-        if let (Some(a), Some(b)) = (a.first_chunk_mut(), b.first_chunk_mut()) {
-            store_f32(a, low);
-            store_f32(b, high);
-        }
+    let [low, high] = if F::SUPER {
+        sums
+    } else {
+        [totals[0][0], totals[1][0]]
+    };
+    let mut out = [0.0; PANEL];
+    let (a, b) = out.as_mut_slice().split_at_mut(4);
+    if let (Some(a), Some(b)) = (a.first_chunk_mut(), b.first_chunk_mut()) {
+        store_f32(a, low);
+        store_f32(b, high);
     }
     out
 }
@@ -281,40 +246,10 @@ fn one<F: Format, L: Lanes, const G: i32>(
     let fields = format.fields(at.head, u, G as usize);
     let planes = at.groups::<F>(g, 1);
     let w = [quads::<F>(planes, 0), quads::<F>(planes, 16)];
-    let start = [[started::<F, G>(lanes)]; 2];
-    let [[a], [b]] = L::dots::<F, 2, 1>(&w, &[x.codes(at.i, g)], start);
+    let start = [started::<F, G>(lanes); 2];
+    let [a, b] = L::dots::<F>(&w, x.codes(at.i, g), start);
     totals[0] = F::add::<G, 0>(&fields, a, lanes, totals[0]);
     totals[1] = F::add::<G, 1>(&fields, b, lanes, totals[1]);
-}
-
-/// Adds group `g` of several columns: one half's codes stay in registers for all of them.
-#[inline(always)]
-fn group<F: Format, L: Lanes, const C: usize>(
-    format: F,
-    at: Chunk<'_>,
-    g: usize,
-    x: &[Chunks<'_>; C],
-    totals: &mut [[Totals; 2]; C],
-) {
-    // Loops, because closures given to `map` stay calls in functions of this size.
-    let mut units = [x[0].group::<F>(at.i, g); C];
-    let mut codes = [x[0].codes(at.i, g); C];
-    let mut starts = [[started::<F, 0>(&units[0]); C]];
-    for c in 1..C {
-        units[c] = x[c].group::<F>(at.i, g);
-        codes[c] = x[c].codes(at.i, g);
-        starts[0][c] = started::<F, 0>(&units[c]);
-    }
-    let fields = format.fields(at.head, g / 4, g % 4);
-    let planes = at.groups::<F>(g, 1);
-    let [sums] = L::dots::<F, 1, C>(&[quads::<F>(planes, 0)], &codes, starts);
-    for c in 0..C {
-        totals[c][0] = F::add::<0, 0>(&fields, sums[c], &units[c], totals[c][0]);
-    }
-    let [sums] = L::dots::<F, 1, C>(&[quads::<F>(planes, 16)], &codes, starts);
-    for c in 0..C {
-        totals[c][1] = F::add::<0, 1>(&fields, sums[c], &units[c], totals[c][1]);
-    }
 }
 
 /// Asks for a quarter of the cache lines that a unit takes, which are as many as twice the
