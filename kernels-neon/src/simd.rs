@@ -92,7 +92,6 @@ shifts! {
 lanes! {
     vdupq_laneq_s32(a: int32x4_t) -> int32x4_t;
     vmull_laneq_s16(a: int16x4_t, b: int16x8_t) -> int32x4_t;
-    vmull_high_laneq_s16(a: int16x8_t, b: int16x8_t) -> int32x4_t;
     vmlal_high_laneq_s16(a: int32x4_t, b: int16x8_t, c: int16x8_t) -> int32x4_t;
     vmlsl_laneq_s16(a: int32x4_t, b: int16x4_t, c: int16x8_t) -> int32x4_t;
     vmlsl_high_laneq_s16(a: int32x4_t, b: int16x8_t, c: int16x8_t) -> int32x4_t;

@@ -1,7 +1,7 @@
 //! The suite of myq-blocks on this crate's kernels, at every level that this processor has.
 
 use kernels_neon::{Level, Neon};
-use myq_blocks::conformance::{Columns, Random, bench_matrix, run};
+use myq_blocks::conformance::{Columns, Random, bench_matrix, formats, run};
 use myq_blocks::panels::{self, PANEL};
 use myq_blocks::scalar::Scalar;
 use myq_blocks::{DType, Kernels, Layout, Rows};
@@ -71,6 +71,57 @@ fn ternary_products_equal_the_reference_to_the_bit() {
                 check_bits(neon, dtype, cols);
             }
         }
+    }
+}
+
+/// A prompt in one piece, in pieces, and token by token gives the same floats.
+#[test]
+fn products_do_not_depend_on_the_number_of_columns() {
+    for neon in Level::ALL.into_iter().filter_map(neon) {
+        for dtype in formats() {
+            for cols in [64, 544] {
+                check_columns(neon, dtype, cols);
+            }
+        }
+    }
+}
+
+/// Two panels of ordinary weights and three rows behind them, in the layout of the kernels;
+/// plain where there is none.
+fn two_panels(dtype: DType, cols: usize) -> Option<(Layout, Vec<u8>)> {
+    let rows = 2 * PANEL + 3;
+    let plain = bench_matrix(dtype, rows, cols)?;
+    let mut data = plain.clone();
+    let layout = Layout::Rows8.of(dtype, cols);
+    if layout == Layout::Rows8 {
+        let bytes = PANEL * plain.len() / rows;
+        for (panel, rows) in data.chunks_exact_mut(bytes).zip(plain.chunks_exact(bytes)) {
+            panels::pack(dtype, cols, rows, panel);
+        }
+    }
+    Some((layout, data))
+}
+
+fn check_columns(neon: Neon, dtype: DType, cols: usize) {
+    let Some((layout, data)) = two_panels(dtype, cols) else {
+        return;
+    };
+    let w = Rows::in_layout(layout, dtype, cols, &data).expect("whole rows");
+    let mut random = Random::new(cols as u64);
+    let vectors = (0..7).map(|_| random.vector(cols, 3.0)).collect();
+    let columns = Columns::quantize(neon, vectors);
+    let product = |step: usize| {
+        let mut out = vec![vec![f32::NAN; w.rows()]; columns.len()];
+        for (columns, out) in columns.all().chunks(step).zip(out.chunks_mut(step)) {
+            let mut out: Vec<_> = out.iter_mut().map(Vec::as_mut_slice).collect();
+            neon.matmul(w, columns, &mut out);
+        }
+        out
+    };
+    let one = product(1);
+    for step in [2, 3, 4, 7] {
+        let name = neon.name();
+        assert_eq!(product(step), one, "{name}, {dtype:?}, {cols} cols, {step}");
     }
 }
 

@@ -14,7 +14,8 @@
 //! A quad of two panels is just what a tile of the second factor wants: 64 bytes, four
 //! consecutive weights of each of sixteen rows. Tiles multiply signed bytes, so a fixed offset
 //! is taken off the codes. Sub-scales of sixteen need a tile of sums for each half of a group,
-//! but those of Q2_K: 3 · 15 fits a byte, so its codes are multiplied by them first.
+//! but those of Q2_K and Q3_K: codes times sub-scales fit a byte (3 · 15, and −4 … 3 times −32 …
+//! 31 if it is negated), so that is what tiles multiply.
 //!
 //! Where there are more than 16 columns, the second and third loop are done again for the next 16,
 //! and weights are unpacked once for all.
@@ -229,7 +230,12 @@ fn count<const N: usize>(columns: &[Column<'_>]) -> usize {
 /// Whether halves of groups are summed apart: there are sub-scales, and codes times sub-scales
 /// do not fit a byte.
 const fn halves<F: Format>() -> bool {
-    F::SIXTEENS && !F::OWN_MINIMA
+    F::SIXTEENS && !F::OWN_MINIMA && !negated::<F>()
+}
+
+/// Whether codes are multiplied by sub-scales and negated: −4 … 3 by −32 … 31.
+const fn negated<F: Format>() -> bool {
+    F::SIXTEENS && F::FIXED == 4
 }
 
 /// The quads of all groups of a chunk, as rows of tiles, to `room`; with sub-scales multiplied
@@ -252,9 +258,11 @@ unsafe fn unpack<F: Format>(
             None => (fixed, fixed),
         };
         for (t, to) in to.chunks_exact_mut(64).enumerate() {
+            let scale = if t < 4 { low } else { high };
             let quad = match scales {
+                Some(_) if negated::<F>() => S::negated_products(quads[t], fixed, scale),
                 // Two codes to 16 bits; products stay in their bytes.
-                Some(_) => S::mul16(quads[t], if t < 4 { low } else { high }),
+                Some(_) => S::mul16(quads[t], scale),
                 None => S::sub_bytes(quads[t], fixed),
             };
             S::store_bytes(quad, to.as_mut_ptr());
@@ -386,6 +394,8 @@ unsafe fn chunk_16<F: Format, const N: usize>(
                 if halves::<F>() {
                     let y = S::float(S::load_sums(sums.as_ptr().add(64 * t + 1024)));
                     *d = S::fma(S::fma(x, s0, S::mul(y, s1)), scale, *d);
+                } else if negated::<F>() {
+                    *d = S::fnma(x, scale, *d);
                 } else {
                     let minima = S::float(S::madd(offsets, S::all(a.sums)));
                     *d = S::fma(x, scale, *d);
@@ -395,7 +405,7 @@ unsafe fn chunk_16<F: Format, const N: usize>(
         }
         for (t, (d, m)) in parts.iter().enumerate().take(count::<N>(columns)) {
             total[t] = S::fma(scales.d, *d, total[t]);
-            if !halves::<F>() {
+            if F::OWN_MINIMA {
                 total[t] = S::fnma(scales.m, *m, total[t]);
             }
         }

@@ -393,6 +393,18 @@ impl Avx512 {
         _mm512_mullo_epi16(a, b)
     }
 
+    /// −(a − fixed) · scale of each byte of `a`, which fits a byte; scales are i16.
+    #[inline(always)]
+    pub(super) unsafe fn negated_products(a: __m512i, fixed: __m512i, scale: __m512i) -> __m512i {
+        let codes = _mm512_sub_epi8(fixed, a);
+        let even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(codes));
+        let even = _mm512_mullo_epi16(even, scale);
+        // The odd byte stays where it is, with zeros below.
+        let odd = _mm512_andnot_si512(_mm512_set1_epi16(0xff), codes);
+        let odd = _mm512_mullo_epi16(odd, scale);
+        _mm512_mask_mov_epi8(odd, 0x5555_5555_5555_5555, even)
+    }
+
     /// The lower and the upper i16 of each lane of 32 bits, twice.
     #[inline(always)]
     pub(super) unsafe fn spread(pairs: __m512i) -> (__m512i, __m512i) {

@@ -34,13 +34,26 @@ pub(crate) struct Unit {
     pub(crate) start: [int32x4_t; 2],
 }
 
+/// What is added beside dot products.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Minima {
+    /// Nothing.
+    None,
+    /// A minimum times the scaled sum of activations.
+    Scaled,
+    /// A zero-point times the sum of activations, to the dot product.
+    Zero,
+    /// A minimum with a scale of the superblock.
+    Super,
+}
+
 /// What eight rows' dot products and sums of activations are multiplied with: of the sixteens 0
 /// and 1, or of a whole group and nothing.
 #[derive(Clone, Copy)]
 pub(crate) struct Scales {
     /// Of dot products.
     pub(crate) factor: [[float32x4_t; 2]; 2],
-    /// Of sums of activations; of no use without [`Format::MINIMA`].
+    /// Of sums of activations: see [`Format::MINIMA`].
     pub(crate) minima: [[float32x4_t; 2]; 2],
 }
 
@@ -63,10 +76,10 @@ pub(crate) trait Format: Copy {
     const SIXTEENS: bool = false;
     /// Whether dot products start at [`MAGIC`].
     const FLOATED: bool = true;
-    /// Whether groups have minima, or zero-points, for several columns.
-    const MINIMA: bool = false;
-    /// Whether scales of the chunk enter those of its groups, for several columns.
-    const FOLDED: bool = true;
+    /// What else than dot products there is, for several columns.
+    const MINIMA: Minima = Minima::None;
+    /// Whether products and additions are rounded once, for several columns.
+    const FUSED: bool = true;
     /// Whether codes of the low plane take an instruction or two.
     const CHEAP: bool = true;
     /// Whether totals are multiplied at the end of a chunk: see [`Format::finish`].
@@ -83,8 +96,8 @@ pub(crate) trait Format: Copy {
     /// Scales of group `g` of unit `u`.
     fn fields(self, head: &[u8], u: usize, g: usize) -> Self::Fields;
 
-    /// Scales of a group, for several columns.
-    fn scales(head: &[u8], fields: Self::Fields) -> Scales;
+    /// Scales of a group, for several columns. Results are to be the same as for one column.
+    fn scales(fields: Self::Fields) -> Scales;
 
     /// From stored codes to factors.
     #[inline(always)]
@@ -133,27 +146,11 @@ pub(super) fn floats(v: int16x8_t) -> [float32x4_t; 2] {
         .map(|v| vsubq_f32(vreinterpretq_f32_s16(v), vdupq_n_f32(8_388_608.0 + 128.0)))
 }
 
-/// Eight rows' fp16 numbers at `at`.
+/// Numbers of [`by_halves`]: of the sixteens 0 and 1.
 #[inline(always)]
-fn eight_halves(b: &[u8], at: usize) -> [float32x4_t; 2] {
-    [halves(b, at), halves(b, at + 8)]
-}
-
-#[inline(always)]
-pub(super) fn times(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
-    [vmulq_f32(a[0], b[0]), vmulq_f32(a[1], b[1])]
-}
-
-/// The scales at the head of a chunk times those of [`by_halves`].
-#[inline(always)]
-fn folded_halves(head: [float32x4_t; 2], v: [int16x8_t; 2]) -> [[float32x4_t; 2]; 2] {
+fn floats_by_halves(v: [int16x8_t; 2]) -> [[float32x4_t; 2]; 2] {
     let ([a, b], [c, d]) = (floats(v[0]), floats(v[1]));
-    [times(head, [a, c]), times(head, [b, d])]
-}
-
-#[inline(always)]
-pub(super) fn negative(v: [float32x4_t; 2]) -> [float32x4_t; 2] {
-    v.map(vnegq_f32)
+    [[a, c], [b, d]]
 }
 
 /// The half `H` of eight numbers, widened.
@@ -254,7 +251,7 @@ impl Format for Q2K {
     const LOW: usize = 2;
     const SIXTEENS: bool = true;
     const FLOATED: bool = false;
-    const MINIMA: bool = true;
+    const MINIMA: Minima = Minima::Super;
     /// Scales and minima of the sixteens 0 and 1, in halves.
     type Fields = [[int16x8_t; 2]; 2];
 
@@ -271,10 +268,10 @@ impl Format for Q2K {
     }
 
     #[inline(always)]
-    fn scales(head: &[u8], [scale, min]: Self::Fields) -> Scales {
+    fn scales([scale, min]: Self::Fields) -> Scales {
         Scales {
-            factor: folded_halves(eight_halves(head, 0), scale),
-            minima: folded_halves(negative(eight_halves(head, 16)), min),
+            factor: floats_by_halves(scale),
+            minima: floats_by_halves(min),
         }
     }
 
@@ -334,8 +331,8 @@ impl Format for Q3K {
     }
 
     #[inline(always)]
-    fn scales(head: &[u8], scale: Self::Fields) -> Scales {
-        let factor = folded_halves(eight_halves(head, 0), scale);
+    fn scales(scale: Self::Fields) -> Scales {
+        let factor = floats_by_halves(scale);
         let minima = factor;
         Scales { factor, minima }
     }
@@ -377,9 +374,8 @@ impl Format for Q6K {
     }
 
     #[inline(always)]
-    fn scales(head: &[u8], scale: Self::Fields) -> Scales {
-        let d = eight_halves(head, 0);
-        let factor = scale.map(|v| times(d, floats(v)));
+    fn scales(scale: Self::Fields) -> Scales {
+        let factor = [floats(scale[0]), floats(scale[1])];
         let minima = factor;
         Scales { factor, minima }
     }
@@ -411,7 +407,7 @@ impl<const HIGH: usize> Format for Pair<HIGH> {
     const LOW: usize = 4;
     const HIGH: usize = HIGH;
     const FLOATED: bool = false;
-    const MINIMA: bool = true;
+    const MINIMA: Minima = Minima::Super;
     /// Scale and minimum.
     type Fields = [int16x8_t; 2];
 
@@ -425,10 +421,10 @@ impl<const HIGH: usize> Format for Pair<HIGH> {
     }
 
     #[inline(always)]
-    fn scales(head: &[u8], [scale, min]: Self::Fields) -> Scales {
+    fn scales([scale, min]: Self::Fields) -> Scales {
         Scales {
-            factor: [times(eight_halves(head, 0), floats(scale)); 2],
-            minima: [times(negative(eight_halves(head, 16)), floats(min)); 2],
+            factor: [floats(scale); 2],
+            minima: [floats(min); 2],
         }
     }
 
@@ -440,14 +436,10 @@ impl<const HIGH: usize> Format for Pair<HIGH> {
         total: Totals,
     ) -> Totals {
         let sum = vcvtq_f32_s32(vmulq_s32(dots[0], wide::<H>(*scale)));
-        let minima = vcvtq_f32_s32(if H == 0 {
-            vmull_laneq_s16::<G>(vget_low_s16(*min), x.sums[0])
-        } else {
-            vmull_high_laneq_s16::<G>(*min, x.sums[0])
-        });
+        let minima = vcvtq_f32_s32(wide::<H>(*min));
         [
             vfmaq_laneq_f32::<G>(total[0], sum, x.d),
-            vfmaq_laneq_f32::<G>(total[1], minima, x.d),
+            vfmaq_laneq_f32::<G>(total[1], minima, x.scaled),
         ]
     }
 
@@ -466,18 +458,18 @@ impl Format for Tq2_0 {
     const DTYPE: DType = DType::Tq2_0;
     const LOW: usize = 2;
     const OFFSET: i16 = 1;
-    const FOLDED: bool = false;
+    const FUSED: bool = false;
     type Fields = ();
 
     #[inline(always)]
     fn fields(self, _: &[u8], _: usize, _: usize) {}
 
     #[inline(always)]
-    fn scales(head: &[u8], _: ()) -> Scales {
-        let d = [eight_halves(head, 0); 2];
+    fn scales(_: ()) -> Scales {
+        let none = [[vdupq_n_f32(0.0); 2]; 2];
         Scales {
-            factor: d,
-            minima: d,
+            factor: none,
+            minima: none,
         }
     }
 
@@ -508,7 +500,7 @@ macro_rules! flat {
             const HIGH: usize = $high;
             const OFFSET: i16 = $offset;
             const SUPER: bool = false;
-            const MINIMA: bool = $minimum;
+            const MINIMA: Minima = if $minimum { Minima::Scaled } else { Minima::None };
             $($more)*
             /// Scales and minima of both halves.
             type Fields = [[float32x4_t; 2]; 2];
@@ -522,7 +514,7 @@ macro_rules! flat {
             }
 
             #[inline(always)]
-            fn scales(_: &[u8], [scale, min]: Self::Fields) -> Scales {
+            fn scales([scale, min]: Self::Fields) -> Scales {
                 Scales {
                     factor: [scale; 2],
                     minima: [min; 2],

@@ -2,9 +2,7 @@
 
 use myq_blocks::{DType, Linear};
 
-use super::formats::{
-    Format, Scales, Totals, Unit, float, floats, halves, negative, sub_lane, times,
-};
+use super::formats::{Format, Minima, Scales, Totals, Unit, float, floats, halves, sub_lane};
 use super::lanes::Sums;
 use crate::simd::*;
 
@@ -18,7 +16,7 @@ impl<const LOW: usize, const HIGH: usize> Format for Dense<LOW, HIGH> {
     const LOW: usize = LOW;
     const HIGH: usize = HIGH;
     const SUPER: bool = false;
-    const MINIMA: bool = true;
+    const MINIMA: Minima = Minima::Zero;
     /// Scales of both halves, and zero-points.
     type Fields = ([float32x4_t; 2], int16x8_t);
 
@@ -40,15 +38,14 @@ impl<const LOW: usize, const HIGH: usize> Format for Dense<LOW, HIGH> {
         (scale, vreinterpretq_s16_u16(vmovl_u8(vcreate_u8(zero))))
     }
 
-    /// Sums: 32 · 63 · 127 + 255 · 32 · 127, below 2^22.
     #[inline(always)]
-    fn scales(_: &[u8], (scale, zero): Self::Fields) -> Scales {
-        Scales {
-            factor: [scale; 2],
-            minima: [negative(times(scale, floats(zero))); 2],
-        }
+    fn scales((scale, zero): Self::Fields) -> Scales {
+        let minima = [floats(zero).map(vnegq_f32); 2];
+        let factor = [scale; 2];
+        Scales { factor, minima }
     }
 
+    /// Sums: 32 · 63 · 127 + 255 · 32 · 127, below 2^22.
     #[inline(always)]
     fn add<const G: i32, const H: usize>(
         (scale, zero): &Self::Fields,

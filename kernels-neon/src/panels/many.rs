@@ -11,12 +11,14 @@
 //!             outputs += dot products · row's scale · column's scale (+ minimum · column's sum)
 //! ```
 //!
+//! Operations and their order are those of one column, so that results do not depend on the
+//! number of columns. Products of integers that `formats` has in integers are exact in fp32.
+//!
 //! Deviations:
 //!
 //! 1. Where each sixteen weights have a scale, their products are added up before the column's
 //!    scale.
-//! 2. Scales of superblocks enter those of their groups, except for ternary formats, whose
-//!    results equal the reference's to the bit.
+//! 2. Minima of superblocks are added up by themselves, after all dot products of a chunk.
 //! 3. While a panel's chunk is unpacked, that of the next panel is asked for.
 //! 4. Codes that take an instruction or two are unpacked for each band anew, in registers. Others
 //!    are stored, and so are all that have to be woven.
@@ -24,7 +26,7 @@
 use myq_blocks::panels::{PANEL, VECTOR};
 use myq_blocks::{Column, MAX_COLUMNS, Rows};
 
-use super::formats::{Format, MAGIC, float};
+use super::formats::{Format, MAGIC, Minima, float, halves};
 use super::lanes::{Block, Codes, Lanes, transposed};
 use super::{Chunk, quads, tail};
 use crate::simd::*;
@@ -38,8 +40,8 @@ struct Band {
     codes: [[[i8; 16]; 4]; 16],
     /// Scales of each group: [`Lanes::columns`].
     d: [[[f32; 4]; 2]; 8],
-    /// Sums of each part times its scale, likewise; for formats with minima.
-    scaled: [[[f32; 4]; 2]; 16],
+    /// Sums of each part, likewise, as minima want them: with the scale or without.
+    sums: [[[f32; 4]; 2]; 16],
     /// Where dot products of each part start, one for each column; where codes have offsets.
     start: [[i32; 4]; 16],
 }
@@ -55,6 +57,8 @@ struct Unpacked {
     factor: [[[f32; 4]; 4]; 16],
     /// Minima of each part, likewise.
     minima: [[[f32; 4]; 4]; 16],
+    /// Scales of superblocks, likewise: of products, and of minima, negative.
+    ends: [[[f32; 4]; 4]; 2],
 }
 
 /// The number of columns, up to that of `columns`, that [`sweep`] takes: whole bands, or one
@@ -118,7 +122,7 @@ impl Band {
         Band {
             codes: [[[0; 16]; 4]; 16],
             d: [[[0.0; 4]; 2]; 8],
-            scaled: [[[0.0; 4]; 2]; 16],
+            sums: [[[0.0; 4]; 2]; 16],
             start: [[0; 4]; 16],
         }
     }
@@ -144,29 +148,23 @@ impl Band {
         for u in 0..2 {
             let at = 8 * i + 4 * u;
             put(&mut self.d[4 * u..], x.map(|x| load_f32(part(x.d, at))));
-            if F::MINIMA && !F::SIXTEENS {
+            if scaled::<F>() {
                 let scaled = x.map(|x| load_f32(part(x.scaled_sums, at)));
-                put(&mut self.scaled[4 * u..], scaled);
+                put(&mut self.sums[4 * u..], scaled);
             }
         }
-        if F::SIXTEENS {
-            for v in 0..4 {
-                let at = 16 * i + 4 * v;
-                let sums = x.map(|x| vmovl_s16(load_s16x4(part(x.sums, at))));
-                self.start::<F, L>(4 * v, sums);
-                if F::MINIMA {
-                    let d = x.map(|x| {
-                        let [a, b] = *part(x.d, at / 2);
-                        load_f32(&[a, a, b, b])
-                    });
-                    let scaled = std::array::from_fn(|c| vmulq_f32(vcvtq_f32_s32(sums[c]), d[c]));
-                    put(&mut self.scaled[4 * v..], scaled);
+        let parts = if F::SIXTEENS { 16 } else { 8 };
+        for v in (0..parts).step_by(4) {
+            let sums = x.map(|x| {
+                if F::SIXTEENS {
+                    vmovl_s16(load_s16x4(part(x.sums, 16 * i + v)))
+                } else {
+                    vpaddlq_s16(load_s16(part(x.sums, 16 * i + 2 * v)))
                 }
-            }
-        } else {
-            for u in 0..2 {
-                let sums = x.map(|x| vpaddlq_s16(load_s16(part(x.sums, 16 * i + 8 * u))));
-                self.start::<F, L>(4 * u, sums);
+            });
+            self.start::<F, L>(v, sums);
+            if F::MINIMA != Minima::None && !scaled::<F>() {
+                put(&mut self.sums[v..], sums.map(vcvtq_f32_s32));
             }
         }
     }
@@ -181,6 +179,15 @@ impl Band {
         for (to, sums) in self.start[at..].iter_mut().zip(transposed(sums)) {
             store_s32(to, vmlsq_s32(vdupq_n_s32(MAGIC), sums, offset));
         }
+    }
+}
+
+/// Whether minima want sums with the columns' scales.
+const fn scaled<F: Format>() -> bool {
+    match F::MINIMA {
+        Minima::Scaled => true,
+        Minima::Super => !F::SIXTEENS,
+        Minima::None | Minima::Zero => false,
     }
 }
 
@@ -218,6 +225,7 @@ impl Unpacked {
             codes: [[0; 16]; 128],
             factor: [[[0.0; 4]; 4]; 16],
             minima: [[[0.0; 4]; 4]; 16],
+            ends: [[[0.0; 4]; 4]; 2],
         }
     }
 
@@ -228,6 +236,14 @@ impl Unpacked {
         let at = Chunk { head, planes, i: 0 };
         for line in (0..chunk.len()).step_by(64) {
             prefetch_far(chunk, ahead + line);
+        }
+        if F::SUPER {
+            let d = [halves(head, 0), halves(head, 8)];
+            put::<L>(&mut self.ends[0], d);
+        }
+        if F::MINIMA == Minima::Super {
+            let dmin = [halves(head, 16), halves(head, 24)].map(vnegq_f32);
+            put::<L>(&mut self.ends[1], dmin);
         }
         // By twos, so that it is known which half of a vector of scales is meant.
         for g in (0..groups.min(8)).step_by(2) {
@@ -263,11 +279,14 @@ impl Unpacked {
                 }
             }
         }
-        let scales = F::scales(at.head, format.fields(at.head, g / 4, g % 4));
+        if !F::FUSED {
+            return;
+        }
+        let scales = F::scales(format.fields(at.head, g / 4, g % 4));
         let parts = if F::SIXTEENS { 2 } else { 1 };
         for k in 0..parts {
             put::<L>(&mut self.factor[parts * g + k], scales.factor[k]);
-            if F::MINIMA {
+            if F::MINIMA != Minima::None {
                 put::<L>(&mut self.minima[parts * g + k], scales.minima[k]);
             }
         }
@@ -303,19 +322,10 @@ fn tile<F: Format, L: Lanes>(
     out: &mut [&mut [f32]],
     (i, p): (usize, usize),
 ) {
-    let mut columns = [[vdupq_n_f32(0.0); 2]; BAND];
-    if i > 0 {
-        for (column, out) in columns.iter_mut().zip(out.iter()) {
-            let out: &[f32; PANEL] = part(out, PANEL * p);
-            *column = [load_f32(part(out, 0)), load_f32(part(out, 4))];
-        }
+    let mut totals = [vdupq_n_f32(0.0); 8];
+    if !F::SUPER {
+        totals = before::<L>(out, i, p);
     }
-    let before = L::block(columns);
-    let mut totals = if F::FOLDED {
-        before
-    } else {
-        [vdupq_n_f32(0.0); 8]
-    };
     for g in 0..groups.min(8) {
         totals = if F::SIXTEENS {
             two_parts::<F, L>((w, planes), x, g, totals)
@@ -323,11 +333,8 @@ fn tile<F: Format, L: Lanes>(
             one_part::<F, L>((w, planes), x, g, totals)
         };
     }
-    if !F::FOLDED {
-        for i in 0..8 {
-            let d = load_f32(&w.factor[0][i / (8 / L::ROWS)]);
-            totals[i] = vaddq_f32(before[i], vmulq_f32(d, totals[i]));
-        }
+    if F::SUPER {
+        totals = finished::<F, L>(w, x.0, groups, totals, before::<L>(out, i, p));
     }
     let columns = L::unblock(totals);
     for (out, [a, b]) in out.iter_mut().zip(columns) {
@@ -337,6 +344,61 @@ fn tile<F: Format, L: Lanes>(
             store_f32(high, b);
         }
     }
+}
+
+/// What the chunks before `i` gave.
+#[inline(always)]
+fn before<L: Lanes>(out: &[&mut [f32]], i: usize, p: usize) -> Block<float32x4_t> {
+    let mut columns = [[vdupq_n_f32(0.0); 2]; BAND];
+    if i > 0 {
+        for (column, out) in columns.iter_mut().zip(out) {
+            let out: &[f32; PANEL] = part(out, PANEL * p);
+            *column = [load_f32(part(out, 0)), load_f32(part(out, 4))];
+        }
+    }
+    L::block(columns)
+}
+
+/// Adds a chunk's products and minima, times the scales of the superblocks.
+#[inline(always)]
+fn finished<F: Format, L: Lanes>(
+    w: &Unpacked,
+    x: &Band,
+    groups: usize,
+    products: Block<float32x4_t>,
+    mut sums: Block<float32x4_t>,
+) -> Block<float32x4_t> {
+    let n = const { 8 / L::ROWS };
+    for i in 0..8 {
+        let d = load_f32(&w.ends[0][i / n]);
+        sums[i] = if F::FUSED {
+            vfmaq_f32(sums[i], products[i], d)
+        } else {
+            vaddq_f32(sums[i], vmulq_f32(d, products[i]))
+        };
+    }
+    if F::MINIMA != Minima::Super {
+        return sums;
+    }
+    let mut totals = [vdupq_n_f32(0.0); 8];
+    for g in 0..groups.min(8) {
+        let d = columns(&x.d[g]);
+        for (i, total) in totals.iter_mut().enumerate() {
+            let minimum = |part: usize| load_f32(&w.minima[part][i / n]);
+            *total = if F::SIXTEENS {
+                let (a, b) = (columns(&x.sums[2 * g]), columns(&x.sums[2 * g + 1]));
+                let minima = L::times(minimum(2 * g), &a, i % n);
+                let minima = L::added(minima, minimum(2 * g + 1), &b, i % n);
+                L::added(*total, minima, &d, i % n)
+            } else {
+                L::added(*total, minimum(g), &columns(&x.sums[g]), i % n)
+            };
+        }
+    }
+    for i in 0..8 {
+        sums[i] = vfmaq_f32(sums[i], totals[i], load_f32(&w.ends[1][i / n]));
+    }
+    sums
 }
 
 /// Sixteen `s` of the codes of a band.
@@ -366,18 +428,24 @@ fn one_part<F: Format, L: Lanes>(
     let dots = dots_of::<F, L, 0>((w, planes), x, g, dots);
     let dots = dots_of::<F, L, 1>((w, planes), x, g, dots);
     let d = columns(&x.0.d[g]);
-    let scaled = columns(&x.0.scaled[g]);
+    let sums = columns(&x.0.sums[g]);
     for i in 0..8 {
-        let dots = float(dots[i]);
-        if !F::FOLDED {
+        let mut dots = float(dots[i]);
+        if !F::FUSED {
             totals[i] = vaddq_f32(totals[i], L::times(dots, &d, i % n));
             continue;
         }
-        let factor = L::times(load_f32(&w.factor[g][i / n]), &d, i % n);
-        totals[i] = vfmaq_f32(totals[i], dots, factor);
-        if F::MINIMA {
-            let minima = load_f32(&w.minima[g][i / n]);
-            totals[i] = L::added(totals[i], minima, &scaled, i % n);
+        let (factor, minima) = (load_f32(&w.factor[g][i / n]), load_f32(&w.minima[g][i / n]));
+        if F::SUPER {
+            totals[i] = L::added(totals[i], vmulq_f32(dots, factor), &d, i % n);
+            continue;
+        }
+        if F::MINIMA == Minima::Zero {
+            dots = L::added(dots, minima, &sums, i % n);
+        }
+        totals[i] = vfmaq_f32(totals[i], dots, L::times(factor, &d, i % n));
+        if F::MINIMA == Minima::Scaled {
+            totals[i] = L::added(totals[i], minima, &sums, i % n);
         }
     }
     totals
@@ -403,10 +471,9 @@ fn two_parts<F: Format, L: Lanes>(
     g: usize,
     mut totals: Block<float32x4_t>,
 ) -> Block<float32x4_t> {
-    // A column's scale comes last, so that minima can go straight to the totals.
     let mut products = [vdupq_n_f32(0.0); 8];
-    scaled_part::<F, L, 0>(w, x, g, &mut products, &mut totals);
-    scaled_part::<F, L, 1>(w, x, g, &mut products, &mut totals);
+    scaled_part::<F, L, 0>(w, x, g, &mut products);
+    scaled_part::<F, L, 1>(w, x, g, &mut products);
     let d = columns(&x.0.d[g]);
     for i in 0..8 {
         totals[i] = L::added(totals[i], products[i], &d, i % (8 / L::ROWS));
@@ -414,18 +481,16 @@ fn two_parts<F: Format, L: Lanes>(
     totals
 }
 
-/// Adds the scaled dot products of sixteen `K` of group `g`, and its minima.
+/// Adds the scaled dot products of sixteen `K` of group `g`.
 #[inline(always)]
 fn scaled_part<F: Format, L: Lanes, const K: usize>(
     w: (&Unpacked, &[u8]),
     x: &Acts<'_>,
     g: usize,
     products: &mut Block<float32x4_t>,
-    totals: &mut Block<float32x4_t>,
 ) {
     let (n, p) = (const { 8 / L::ROWS }, 2 * g + K);
     let dots = dots_of::<F, L, K>(w, x, g, starts::<F, L>(x.0, p));
-    let scaled = columns(&x.0.scaled[p]);
     for i in 0..8 {
         let (dots, factor) = (float(dots[i]), load_f32(&w.0.factor[p][i / n]));
         products[i] = if K == 0 {
@@ -433,10 +498,6 @@ fn scaled_part<F: Format, L: Lanes, const K: usize>(
         } else {
             vfmaq_f32(products[i], dots, factor)
         };
-        if F::MINIMA {
-            let minima = load_f32(&w.0.minima[p][i / n]);
-            totals[i] = L::added(totals[i], minima, &scaled, i % n);
-        }
     }
 }
 
