@@ -9,7 +9,7 @@ pub enum Level {
     AvxVnni,
     /// AVX-512 with dot products of bytes (F, BW, DQ, VL, VNNI).
     Avx512,
-    /// The same, and tiles (AMX-INT8 and AMX-BF16) for four columns or more.
+    /// The same, and tiles (AMX-INT8 and AMX-BF16) for twelve columns or more.
     Amx,
 }
 

@@ -1,14 +1,17 @@
 //! Panels of eight rows times many columns on tiles (AMX).
 //!
 //! ```text
-//! for each two panels, for each chunk:
-//!     for each group of 32 weights:
-//!         B[group] = the eight quads as unpacked: 8 tile rows of 16 rows × 4 weights
-//!     for each group:
-//!         A = 32 activations of each of up to 16 columns
-//!         C[group] = A · B[group]                16 columns × 16 rows, exact in i32
-//!     for each group, for each column:
-//!         total[column] += activation scale · scale · fp32(C[group][column]) − offset · sums
+//! for each part of the rows' length:
+//!     scales and sums of the columns, those of 16 columns side by side
+//!     for each two panels, for each chunk of the part:
+//!         for each group of 32 weights:
+//!             B[group] = the eight quads as unpacked: 8 tile rows of 16 rows × 4 weights
+//!         for each 16 columns:
+//!             for each group:
+//!                 A = 32 activations of each of the columns
+//!                 C[group] = A · B[group]            16 columns × 16 rows, exact in i32
+//!             for each group, for each column:
+//!                 total[column] += activation scale · scale · fp32(C[group][column]) − offset · sums
 //! ```
 //!
 //! A quad of two panels is just what a tile of the second factor wants: 64 bytes, four
@@ -17,11 +20,9 @@
 //! but those of Q2_K and Q3_K: codes times sub-scales fit a byte (3 · 15, and −4 … 3 times −32 …
 //! 31 if it is negated), so that is what tiles multiply.
 //!
-//! Where there are more than 16 columns, the second and third loop are done again for the next 16,
-//! and weights are unpacked once for all.
-//!
-//! The three loops are apart because a tile cannot take what is still on its way to memory, nor
-//! a register what a tile still writes: group by group it was slower than AVX-512.
+//! The loops are apart because a tile cannot take what is still on its way to memory, nor a
+//! register what a tile still writes: group by group it was slower than AVX-512. In the last one
+//! the totals stay in registers, and all that differs by column is a broadcast from memory.
 //!
 //! Source: Intel, Architecture Instruction Set Extensions, chapter on AMX.
 #![expect(
@@ -29,9 +30,9 @@
     reason = "every function here is part of one loop that needs its instruction set and checked lengths"
 )]
 
+use super::ahead;
 use super::formats::{Format, Sixteens, Thirties};
 use super::isa::{Avx512 as S, Isa};
-use super::{Acts, ahead};
 use core::arch::asm;
 use core::arch::x86_64::{__m512, __m512i};
 use myq_blocks::panels::{PANEL, chunk_bytes, head_bytes};
@@ -40,7 +41,7 @@ use myq_blocks::{Column, MAX_COLUMNS, Rows};
 /// Columns of a tile.
 pub(super) const TOKENS: usize = 16;
 /// Fewer columns than this are left to AVX-512.
-pub(super) const FEWEST: usize = 4;
+pub(super) const FEWEST: usize = 12;
 
 /// Asks the system for the tile registers; `false` where processor or system lack them.
 #[cfg(target_os = "linux")]
@@ -106,6 +107,41 @@ struct Room {
     weights: Aligned<4096>,
     /// Sums of eight groups, or of their sixteen halves, for sixteen columns.
     sums: Aligned<16384>,
+    /// For each chunk of a part, for each 16 columns.
+    factors: [[Factors; MAX_COLUMNS / TOKENS]; PART],
+}
+
+/// Chunks of a part; their factors take 24 KiB for each 16 columns.
+const PART: usize = 16;
+
+/// What a chunk of 16 columns is multiplied by, group by group; zero for columns that are not
+/// there.
+#[derive(Clone, Copy)]
+struct Factors {
+    d: [[f32; TOKENS]; 8],
+    scaled_sums: [[f32; TOKENS]; 8],
+    /// Sums of both halves of a group.
+    sums: [[[i16; 2]; TOKENS]; 8],
+}
+
+impl Factors {
+    const ZERO: Factors = Factors {
+        d: [[0.0; TOKENS]; 8],
+        scaled_sums: [[0.0; TOKENS]; 8],
+        sums: [[[0; 2]; TOKENS]; 8],
+    };
+
+    /// Those of chunk `i`.
+    fn fill(&mut self, columns: &[Column<'_>], i: usize) {
+        for (t, c) in columns.iter().enumerate().take(TOKENS) {
+            for g in 0..8 {
+                let at = 8 * i + g;
+                self.d[g][t] = c.d[at];
+                self.scaled_sums[g][t] = c.scaled_sums[at];
+                self.sums[g][t] = [c.sums[2 * at], c.sums[2 * at + 1]];
+            }
+        }
+    }
 }
 
 /// Where the codes of the columns are: column t at `start + t · stride`.
@@ -146,50 +182,79 @@ pub(super) unsafe fn pairs<F: Format>(
         acts: Aligned([0; 4096]),
         weights: Aligned([0; 4096]),
         sums: Aligned([0; 16384]),
+        factors: [[Factors::ZERO; MAX_COLUMNS / TOKENS]; PART],
     };
-    for p in (0..done).step_by(2) {
-        let mut total = [S::zero(); MAX_COLUMNS];
-        if columns.len() >= TOKENS {
-            two_panels::<F, TOKENS>(f, w, p, columns, &mut room, &mut total);
-        } else {
-            two_panels::<F, 0>(f, w, p, columns, &mut room, &mut total);
+    let chunks = w.cols().div_ceil(256);
+    for first in (0..chunks).step_by(PART) {
+        let part = first..chunks.min(first + PART);
+        for (i, factors) in part.clone().zip(&mut room.factors) {
+            for (columns, factors) in columns.chunks(TOKENS).zip(factors) {
+                factors.fill(columns, i);
+            }
         }
-        let at = PANEL * p;
-        for (out, total) in out.iter_mut().zip(&total) {
-            S::store(*total, out[at..at + 2 * PANEL].as_mut_ptr());
+        for p in (0..done).step_by(2) {
+            let at = PANEL * p..PANEL * (p + 2);
+            let mut total = [S::zero(); MAX_COLUMNS];
+            if first > 0 {
+                for (total, out) in total.iter_mut().zip(out.iter()) {
+                    *total = S::load_floats(out[at.clone()].as_ptr());
+                }
+            }
+            two_panels(f, w, p, part.clone(), columns, &mut room, &mut total);
+            for (out, total) in out.iter_mut().zip(&total) {
+                S::store(*total, out[at.clone()].as_mut_ptr());
+            }
         }
     }
     asm!("tilerelease", options(nostack, nomem));
     done
 }
 
-/// Panels `p` and `p + 1`; `N` is the number of columns of a tile, or 0 if it is not known
-/// beforehand.
+/// Some chunks of panels `p` and `p + 1`.
 #[inline(always)]
-unsafe fn two_panels<F: Format, const N: usize>(
+unsafe fn two_panels<F: Format>(
     f: F,
     w: Rows<'_>,
     p: usize,
+    part: core::ops::Range<usize>,
     columns: &[Column<'_>],
     room: &mut Room,
     total: &mut [__m512; MAX_COLUMNS],
 ) {
-    let (panel, stride, cols) = (w.panel(p).as_ptr(), PANEL * w.row_bytes(), w.cols());
+    let (panel, stride) = (w.panel(p).as_ptr(), PANEL * w.row_bytes());
     let step = chunk_bytes(f.dtype(), 8);
-    let (whole, rest) = (cols / 256, cols % 256 / 32);
     let even = Codes::evenly(columns);
-    for i in 0..=whole {
-        let groups = if i < whole { 8 } else { rest };
-        if groups == 0 {
-            break;
-        }
+    for i in part.clone() {
+        let groups = (w.cols() / 32 - 8 * i).min(8);
         let at = panel.add(step * i);
         ahead::<S, 1>(at, stride, step);
-        let place = (8 * i, groups);
+        let codes = at.add(head_bytes(f.dtype(), groups));
+        let (mut sixteens, mut thirties) = (Sixteens::<S>::zero(), Thirties::<S>::zero());
         if F::SIXTEENS {
-            chunk_16::<F, N>(f, at, stride, place, (columns, even), room, total);
+            f.sixteens(at, stride, groups, &mut sixteens);
+            let factors = (!halves::<F>()).then_some(&sixteens.scales);
+            unpack(f, codes, stride, groups, factors, &mut room.weights);
         } else {
-            chunk_32::<F, N>(f, at, stride, place, (columns, even), room, total);
+            f.thirties(at, stride, groups, &mut thirties);
+            unpack(f, codes, stride, groups, None, &mut room.weights);
+        }
+        let blocks = total.as_chunks_mut::<TOKENS>().0.iter_mut();
+        let factors = &room.factors[i - part.start];
+        for (b, (total, factors)) in blocks.zip(factors).enumerate() {
+            if TOKENS * b >= columns.len() {
+                break;
+            }
+            let codes = codes_at((columns, even), TOKENS * b, 8 * i, &mut room.acts);
+            if halves::<F>() {
+                multiply::<true>(codes, &room.weights, 2 * groups, &mut room.sums);
+            } else {
+                multiply::<false>(codes, &room.weights, groups, &mut room.sums);
+            }
+            if F::SIXTEENS {
+                scale_16::<F>(&sixteens, factors, groups, &room.sums, total);
+            } else {
+                scale_32::<F>(&thirties, factors, groups, &room.sums, total);
+            }
         }
     }
 }
@@ -219,12 +284,6 @@ unsafe fn codes_at(
             }
         }
     }
-}
-
-/// Number of columns of a tile, a constant where `N` says it.
-#[inline(always)]
-fn count<const N: usize>(columns: &[Column<'_>]) -> usize {
-    if N > 0 { N } else { columns.len() }
 }
 
 /// Whether halves of groups are summed apart: there are sub-scales, and codes times sub-scales
@@ -325,88 +384,64 @@ unsafe fn multiply<const HALVES: bool>(
     }
 }
 
-/// One chunk with a scale for each group; `place` is the number of its first group in the row,
-/// and how many it has.
+/// Adds the sums of a chunk with a scale for each group.
 #[inline(always)]
-unsafe fn chunk_32<F: Format, const N: usize>(
-    f: F,
-    p: *const u8,
-    stride: usize,
-    (first, groups): (usize, usize),
-    (columns, even): (&[Column<'_>], Option<Codes>),
-    room: &mut Room,
-    total: &mut [__m512; MAX_COLUMNS],
+unsafe fn scale_32<F: Format>(
+    scales: &Thirties<S>,
+    x: &Factors,
+    groups: usize,
+    sums: &Aligned<16384>,
+    total: &mut [__m512; TOKENS],
 ) {
-    let mut scales = Thirties::<S>::zero();
-    f.thirties(p, stride, groups, &mut scales);
-    let at = p.add(head_bytes(f.dtype(), groups));
-    unpack(f, at, stride, groups, None, &mut room.weights);
-    for from in (0..columns.len()).step_by(TOKENS) {
-        let codes = codes_at((columns, even), from, first, &mut room.acts);
-        multiply::<false>(codes, &room.weights, groups, &mut room.sums);
-        let (columns, total) = (&columns[from..], &mut total[from..]);
-        for (g, sums) in room.sums.0.chunks_exact(1024).enumerate().take(groups) {
-            let (scale, offset) = (scales.scales[g], scales.offsets[g]);
-            for t in 0..count::<N>(columns) {
-                let a = Acts::new(&columns[t], first + g);
-                let dot = S::float(S::load_sums(sums.as_ptr().add(64 * t)));
-                total[t] = S::fma(S::mul(dot, scale), S::splat_f(*a.d), total[t]);
-                if F::FIXED == 0 {
-                    total[t] = S::fnma(offset, S::splat_f(*a.scaled_sums), total[t]);
-                }
+    let mut t = *total;
+    for (g, sums) in sums.0.chunks_exact(1024).enumerate().take(groups) {
+        let (scale, offset) = (scales.scales[g], scales.offsets[g]);
+        for (i, t) in t.iter_mut().enumerate() {
+            let dot = S::float(S::load_sums(sums.as_ptr().add(64 * i)));
+            *t = S::fma(S::mul(dot, scale), S::splat_f(x.d[g][i]), *t);
+            if F::FIXED == 0 {
+                *t = S::fnma(offset, S::splat_f(x.scaled_sums[g][i]), *t);
             }
         }
     }
+    *total = t;
 }
 
-/// One chunk with sub-scales of sixteen; arguments as of `chunk_32`.
+/// Adds the sums of a chunk with sub-scales of sixteen.
 #[inline(always)]
-unsafe fn chunk_16<F: Format, const N: usize>(
-    f: F,
-    p: *const u8,
-    stride: usize,
-    (first, groups): (usize, usize),
-    (columns, even): (&[Column<'_>], Option<Codes>),
-    room: &mut Room,
-    total: &mut [__m512; MAX_COLUMNS],
+unsafe fn scale_16<F: Format>(
+    scales: &Sixteens<S>,
+    x: &Factors,
+    groups: usize,
+    sums: &Aligned<16384>,
+    total: &mut [__m512; TOKENS],
 ) {
-    let mut scales = Sixteens::<S>::zero();
-    f.sixteens(p, stride, groups, &mut scales);
-    let at = p.add(head_bytes(f.dtype(), groups));
-    let factors = (!halves::<F>()).then_some(&scales.scales);
-    unpack(f, at, stride, groups, factors, &mut room.weights);
-    for from in (0..columns.len()).step_by(TOKENS) {
-        let codes = codes_at((columns, even), from, first, &mut room.acts);
-        let (columns, total) = (&columns[from..], &mut total[from..]);
-        if halves::<F>() {
-            multiply::<true>(codes, &room.weights, 2 * groups, &mut room.sums);
-        } else {
-            multiply::<false>(codes, &room.weights, groups, &mut room.sums);
-        }
-        let mut parts = [(S::zero(), S::zero()); TOKENS];
-        let bytes = if halves::<F>() { 2048 } else { 1024 };
-        for (g, sums) in room.sums.0.chunks_exact(bytes).enumerate().take(groups) {
+    let bytes = if halves::<F>() { 2048 } else { 1024 };
+    // Eight columns at a time: they may need two registers each.
+    for (half, total) in total.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let (mut d, mut m) = ([S::zero(); 8], [S::zero(); 8]);
+        for (g, sums) in sums.0.chunks_exact(bytes).enumerate().take(groups) {
             let ((_, s0, s1), offsets) = (S::pair(scales.scales[g]), scales.offsets[g]);
-            for t in 0..count::<N>(columns) {
-                let a = Acts::new(&columns[t], first + g);
-                let (scale, (d, m)) = (S::splat_f(*a.d), &mut parts[t]);
-                let x = S::float(S::load_sums(sums.as_ptr().add(64 * t)));
+            for i in 0..8 {
+                let c = 8 * half + i;
+                let scale = S::splat_f(x.d[g][c]);
+                let dot = S::float(S::load_sums(sums.as_ptr().add(64 * c)));
                 if halves::<F>() {
-                    let y = S::float(S::load_sums(sums.as_ptr().add(64 * t + 1024)));
-                    *d = S::fma(S::fma(x, s0, S::mul(y, s1)), scale, *d);
+                    let y = S::float(S::load_sums(sums.as_ptr().add(64 * c + 1024)));
+                    d[i] = S::fma(S::fma(dot, s0, S::mul(y, s1)), scale, d[i]);
                 } else if negated::<F>() {
-                    *d = S::fnma(x, scale, *d);
+                    d[i] = S::fnma(dot, scale, d[i]);
                 } else {
-                    let minima = S::float(S::madd(offsets, S::all(a.sums)));
-                    *d = S::fma(x, scale, *d);
-                    *m = S::fma(minima, scale, *m);
+                    let minima = S::float(S::madd(offsets, S::all(x.sums[g][c].as_ptr().cast())));
+                    d[i] = S::fma(dot, scale, d[i]);
+                    m[i] = S::fma(minima, scale, m[i]);
                 }
             }
         }
-        for (t, (d, m)) in parts.iter().enumerate().take(count::<N>(columns)) {
-            total[t] = S::fma(scales.d, *d, total[t]);
+        for i in 0..8 {
+            total[i] = S::fma(scales.d, d[i], total[i]);
             if F::OWN_MINIMA {
-                total[t] = S::fnma(scales.m, *m, total[t]);
+                total[i] = S::fnma(scales.m, m[i], total[i]);
             }
         }
     }

@@ -376,6 +376,12 @@ impl Avx512 {
         _mm512_loadu_si512(p.cast())
     }
 
+    /// One fp32 for each row.
+    #[inline(always)]
+    pub(super) unsafe fn load_floats(p: *const f32) -> __m512 {
+        _mm512_loadu_ps(p)
+    }
+
     /// 64 bytes.
     #[inline(always)]
     pub(super) unsafe fn store_bytes(v: __m512i, p: *mut u8) {
