@@ -5,7 +5,7 @@ use std::path::Path;
 use assert_cmd::Command;
 use myq_blocks::encode::Method;
 use myq_engine::{Engine, KernelChoice, Options, available_kernels, generate};
-use myq_model::{Sampler, Sampling};
+use myq_model::{Activations, Sampler, Sampling};
 use myq_tests::{data, imported, program, quantised};
 use myq_tools::model::Model;
 use myq_tools::verify;
@@ -13,7 +13,17 @@ use std::ops::ControlFlow;
 use std::sync::atomic::AtomicBool;
 
 fn open(path: &Path, kernels: KernelChoice, threads: usize, batch: usize) -> Engine {
+    rounded(path, kernels, (threads, batch), Activations::Int8)
+}
+
+fn rounded(
+    path: &Path,
+    kernels: KernelChoice,
+    (threads, batch): (usize, usize),
+    activations: Activations,
+) -> Engine {
     let options = Options {
+        activations,
         kernels,
         threads: Some(threads),
         context: Some(512),
@@ -92,20 +102,27 @@ fn batches_steps_and_threads_agree() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = quantised("target", 4, Method::Search, dir.path());
     let tokens = prompt(&open(&path, KernelChoice::Auto, 1, 128));
-    let last = |batch: usize, threads: usize| {
-        let mut engine = open(&path, KernelChoice::Auto, threads, batch);
+    let last = |activations, batch, threads| {
+        let mut engine = rounded(&path, KernelChoice::Auto, (threads, batch), activations);
         engine.feed(&tokens, 1).expect("it fits").to_vec()
     };
-    let whole = last(128, 1);
-    for (batch, threads) in [(1, 1), (1, 3), (7, 2), (16, 4), (128, 2)] {
-        let distance = kl(&whole, &last(batch, threads));
-        // Only the order of float sums differs.
-        assert!(
-            distance < 1e-7,
-            "batch {batch}, {threads} threads: {distance}"
+    // Only the order of float sums differs. With one 8-bit plane its last bit can move an
+    // activation to the next code, which is then the noise that 8 bits have anyway.
+    for (activations, most) in [(Activations::Int8x2, 1e-7), (Activations::Int8, 1e-3)] {
+        let whole = last(activations, 128, 1);
+        for (batch, threads) in [(1, 1), (1, 3), (7, 2), (16, 4), (128, 2)] {
+            let distance = kl(&whole, &last(activations, batch, threads)).abs();
+            assert!(
+                distance < most,
+                "{activations:?}, batch {batch}, {threads} threads: {distance}"
+            );
+        }
+        assert_eq!(
+            whole,
+            last(activations, 128, 2),
+            "threads must not change a result"
         );
     }
-    assert_eq!(whole, last(128, 2), "threads must not change a result");
 }
 
 #[test]
