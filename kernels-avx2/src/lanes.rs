@@ -285,6 +285,35 @@ unsafe fn fold_512(v: __m512) -> __m256 {
     _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v))
 }
 
+/// Vector i gets lane i of all vectors.
+#[inline(always)]
+pub(crate) unsafe fn transpose(v: &mut [__m512; 16]) {
+    // Fours of vectors first: lane group g of `fours[f][c]` is column 4g + c of vectors 4f ….
+    let mut fours = [[_mm512_setzero_ps(); 4]; 4];
+    for (v, four) in v.chunks_exact(4).zip(&mut fours) {
+        let low = |a, b| _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+        let high = |a, b| _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+        let (a, b) = (low(v[0], v[1]), low(v[2], v[3]));
+        let (c, d) = (high(v[0], v[1]), high(v[2], v[3]));
+        *four = [
+            _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+            _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)),
+            _mm512_castpd_ps(_mm512_unpacklo_pd(c, d)),
+            _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)),
+        ];
+    }
+    for c in 0..4 {
+        let even = |f: usize| _mm512_shuffle_f32x4::<0x88>(fours[f][c], fours[f + 1][c]);
+        let odd = |f: usize| _mm512_shuffle_f32x4::<0xdd>(fours[f][c], fours[f + 1][c]);
+        let (a, b) = (even(0), even(2));
+        let (d, e) = (odd(0), odd(2));
+        v[c] = _mm512_shuffle_f32x4::<0x88>(a, b);
+        v[8 + c] = _mm512_shuffle_f32x4::<0xdd>(a, b);
+        v[4 + c] = _mm512_shuffle_f32x4::<0x88>(d, e);
+        v[12 + c] = _mm512_shuffle_f32x4::<0xdd>(d, e);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -33,8 +33,11 @@
 use super::ahead;
 use super::formats::{Format, Sixteens, Thirties};
 use super::isa::{Avx512 as S, Isa};
+use crate::lanes::transpose;
 use core::arch::asm;
-use core::arch::x86_64::{__m512, __m512i};
+use core::arch::x86_64::{
+    __m512, __m512i, _mm512_maskz_loadu_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+};
 use myq_blocks::panels::{PANEL, chunk_bytes, head_bytes};
 use myq_blocks::{Column, MAX_COLUMNS, Rows};
 
@@ -132,15 +135,34 @@ impl Factors {
     };
 
     /// Those of chunk `i`.
-    fn fill(&mut self, columns: &[Column<'_>], i: usize) {
-        for (t, c) in columns.iter().enumerate().take(TOKENS) {
-            for g in 0..8 {
-                let at = 8 * i + g;
-                self.d[g][t] = c.d[at];
-                self.scaled_sums[g][t] = c.scaled_sums[at];
-                self.sums[g][t] = [c.sums[2 * at], c.sums[2 * at + 1]];
+    #[inline(always)]
+    unsafe fn fill(&mut self, columns: &[Column<'_>], i: usize) {
+        /// Eight values of each column, side by side.
+        #[inline(always)]
+        unsafe fn put(from: impl Iterator<Item = *const f32>, to: *mut f32) {
+            let mut v = [_mm512_setzero_ps(); TOKENS];
+            for (v, from) in v.iter_mut().zip(from) {
+                *v = _mm512_maskz_loadu_ps(0xff, from);
+            }
+            transpose(&mut v);
+            for (g, v) in v.into_iter().enumerate().take(8) {
+                _mm512_storeu_ps(to.add(TOKENS * g), v);
             }
         }
+        let at = 8 * i;
+        put(
+            columns.iter().map(|c| c.d[at..].as_ptr()),
+            self.d.as_mut_ptr().cast(),
+        );
+        put(
+            columns.iter().map(|c| c.scaled_sums[at..].as_ptr()),
+            self.scaled_sums.as_mut_ptr().cast(),
+        );
+        // Pairs of i16 are as good as fp32 to be moved.
+        put(
+            columns.iter().map(|c| c.sums[2 * at..].as_ptr().cast()),
+            self.sums.as_mut_ptr().cast(),
+        );
     }
 }
 
