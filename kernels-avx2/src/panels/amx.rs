@@ -36,8 +36,10 @@ use super::isa::{Avx512 as S, Isa};
 use crate::lanes::transpose;
 use core::arch::asm;
 use core::arch::x86_64::{
-    __m512, __m512i, _mm512_maskz_loadu_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+    __m512, __m512i, _MM_HINT_T0, _mm_prefetch, _mm512_maskz_loadu_ps, _mm512_setzero_ps,
+    _mm512_storeu_ps,
 };
+use core::mem::MaybeUninit;
 use myq_blocks::panels::{PANEL, chunk_bytes, head_bytes};
 use myq_blocks::{Column, MAX_COLUMNS, Rows};
 
@@ -111,7 +113,7 @@ struct Room {
     /// Sums of eight groups, or of their sixteen halves, for sixteen columns.
     sums: Aligned<16384>,
     /// For each chunk of a part, for each 16 columns.
-    factors: [[Factors; MAX_COLUMNS / TOKENS]; PART],
+    factors: [[MaybeUninit<Factors>; MAX_COLUMNS / TOKENS]; PART],
 }
 
 /// Chunks of a part; their factors take 24 KiB for each 16 columns.
@@ -128,15 +130,9 @@ struct Factors {
 }
 
 impl Factors {
-    const ZERO: Factors = Factors {
-        d: [[0.0; TOKENS]; 8],
-        scaled_sums: [[0.0; TOKENS]; 8],
-        sums: [[[0; 2]; TOKENS]; 8],
-    };
-
     /// Those of chunk `i`.
     #[inline(always)]
-    unsafe fn fill(&mut self, columns: &[Column<'_>], i: usize) {
+    unsafe fn fill(to: &mut MaybeUninit<Factors>, columns: &[Column<'_>], i: usize) {
         /// Eight values of each column, side by side.
         #[inline(always)]
         unsafe fn put(from: impl Iterator<Item = *const f32>, to: *mut f32) {
@@ -149,19 +145,19 @@ impl Factors {
                 _mm512_storeu_ps(to.add(TOKENS * g), v);
             }
         }
-        let at = 8 * i;
+        let (at, to) = (8 * i, to.as_mut_ptr());
         put(
             columns.iter().map(|c| c.d[at..].as_ptr()),
-            self.d.as_mut_ptr().cast(),
+            (&raw mut (*to).d).cast(),
         );
         put(
             columns.iter().map(|c| c.scaled_sums[at..].as_ptr()),
-            self.scaled_sums.as_mut_ptr().cast(),
+            (&raw mut (*to).scaled_sums).cast(),
         );
         // Pairs of i16 are as good as fp32 to be moved.
         put(
             columns.iter().map(|c| c.sums[2 * at..].as_ptr().cast()),
-            self.sums.as_mut_ptr().cast(),
+            (&raw mut (*to).sums).cast(),
         );
     }
 }
@@ -204,18 +200,23 @@ pub(super) unsafe fn pairs<F: Format>(
         acts: Aligned([0; 4096]),
         weights: Aligned([0; 4096]),
         sums: Aligned([0; 16384]),
-        factors: [[Factors::ZERO; MAX_COLUMNS / TOKENS]; PART],
+        // Filled chunk by chunk before they are read.
+        factors: [[const { MaybeUninit::uninit() }; MAX_COLUMNS / TOKENS]; PART],
     };
     let chunks = w.cols().div_ceil(256);
     for first in (0..chunks).step_by(PART) {
         let part = first..chunks.min(first + PART);
         for (i, factors) in part.clone().zip(&mut room.factors) {
             for (columns, factors) in columns.chunks(TOKENS).zip(factors) {
-                factors.fill(columns, i);
+                Factors::fill(factors, columns, i);
             }
         }
         for p in (0..done).step_by(2) {
             let at = PANEL * p..PANEL * (p + 2);
+            // Columns of a wide matrix lie far apart: each one's values are on a page of their own.
+            for out in out.iter() {
+                _mm_prefetch::<_MM_HINT_T0>(out[at.clone()].as_ptr().cast());
+            }
             let mut total = [S::zero(); MAX_COLUMNS];
             if first > 0 {
                 for (total, out) in total.iter_mut().zip(out.iter()) {
@@ -266,6 +267,7 @@ unsafe fn two_panels<F: Format>(
             if TOKENS * b >= columns.len() {
                 break;
             }
+            let factors = factors.assume_init_ref();
             let codes = codes_at((columns, even), TOKENS * b, 8 * i, &mut room.acts);
             if halves::<F>() {
                 multiply::<true>(codes, &room.weights, 2 * groups, &mut room.sums);
