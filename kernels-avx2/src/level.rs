@@ -43,7 +43,7 @@ impl Level {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
-            Level::Amx => Level::Avx512.here() && crate::panels::amx::available(),
+            Level::Amx => Level::Avx512.here() && crate::tiles::available(),
         }
     }
 }

@@ -32,6 +32,8 @@ mod rows;
 #[cfg(target_arch = "x86_64")]
 mod ternary;
 #[cfg(target_arch = "x86_64")]
+mod tiles;
+#[cfg(target_arch = "x86_64")]
 mod vector;
 
 mod level;

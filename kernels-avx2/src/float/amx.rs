@@ -26,6 +26,7 @@
 
 use super::Float;
 use crate::lanes::transpose;
+use crate::tiles::Configuration;
 use core::arch::asm;
 use core::arch::x86_64::*;
 use myq_blocks::{Column, Rows};
@@ -45,25 +46,9 @@ const TILE: usize = 1024;
 /// Bits of an fp32 number that are those of a bf16 number.
 const TOP: i32 = 0xffff_0000_u32 as i32;
 
-/// Shapes of the tiles: all of 16 rows of 64 bytes. 0 and 1 are sums of the products of the first
-/// and the last 16 columns with x0, 2 and 3 those of the other products, 4 and 5 rows, 6 and 7
-/// columns.
-#[repr(C, align(64))]
-struct Configuration {
-    palette: u8,
-    start: u8,
-    reserved: [u8; 14],
-    row_bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
-static CONFIGURATION: Configuration = Configuration {
-    palette: 1,
-    start: 0,
-    reserved: [0; 14],
-    row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
-};
+/// Tiles 0 and 1 are sums of the products of the first and the last 16 columns with x0, 2 and 3
+/// those of the other products, 4 and 5 rows, 6 and 7 columns.
+static CONFIGURATION: Configuration = Configuration::new([16; 8], [64; 8]);
 
 /// What goes through memory.
 #[repr(C, align(64))]

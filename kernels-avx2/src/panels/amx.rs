@@ -34,6 +34,7 @@ use super::ahead;
 use super::formats::{Format, Sixteens, Thirties};
 use super::isa::{Avx512 as S, Isa};
 use crate::lanes::transpose;
+use crate::tiles::Configuration;
 use core::arch::asm;
 use core::arch::x86_64::{
     __m512, __m512i, _MM_HINT_T0, _mm_prefetch, _mm512_maskz_loadu_ps, _mm512_setzero_ps,
@@ -48,56 +49,15 @@ pub(super) const TOKENS: usize = 16;
 /// Fewer columns than this are left to AVX-512.
 pub(super) const FEWEST: usize = 12;
 
-/// Asks the system for the tile registers; `false` where processor or system lack them.
-#[cfg(target_os = "linux")]
-pub(crate) fn available() -> bool {
-    const TILE_INT8_AND_BF16: u32 = 1 << 24 | 1 << 25 | 1 << 22;
-    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
-    const XFEATURE_XTILEDATA: libc::c_long = 18;
-    let has =
-        core::arch::x86_64::__cpuid_count(7, 0).edx & TILE_INT8_AND_BF16 == TILE_INT8_AND_BF16;
-    // SAFETY: the call takes two numbers; it allows this process to use the tile registers.
-    has && unsafe {
-        libc::syscall(
-            libc::SYS_arch_prctl,
-            ARCH_REQ_XCOMP_PERM,
-            XFEATURE_XTILEDATA,
-        ) == 0
-    }
-}
-
-/// Without a system that we know how to ask, there are no tiles.
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn available() -> bool {
-    false
-}
-
-/// Shapes of the tiles: rows, and bytes of a row. Tiles 0 to 3 are sums, 4 and 5 activations, 6
-/// and 7 weights, of a group or of half a group.
-#[repr(C, align(64))]
-struct Configuration {
-    palette: u8,
-    start: u8,
-    reserved: [u8; 14],
-    row_bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
-impl Configuration {
-    fn new(tokens: usize, halves: bool) -> Configuration {
-        let n = tokens as u8;
-        let (quads, bytes) = if halves { (4, 16) } else { (8, 32) };
-        let mut c = Configuration {
-            palette: 1,
-            start: 0,
-            reserved: [0; 14],
-            row_bytes: [0; 16],
-            rows: [0; 16],
-        };
-        c.rows[..8].copy_from_slice(&[n, n, n, n, n, n, quads, quads]);
-        c.row_bytes[..8].copy_from_slice(&[64, 64, 64, 64, bytes, bytes, 64, 64]);
-        c
-    }
+/// Tiles 0 to 3 are sums, 4 and 5 activations of `tokens` columns, 6 and 7 weights, of a group or
+/// of half a group.
+fn configuration(tokens: usize, halves: bool) -> Configuration {
+    let n = tokens as u8;
+    let (quads, bytes) = if halves { (4, 16) } else { (8, 32) };
+    Configuration::new(
+        [n, n, n, n, n, n, quads, quads],
+        [64, 64, 64, 64, bytes, bytes, 64, 64],
+    )
 }
 
 /// 64-byte aligned room.
@@ -193,7 +153,7 @@ pub(super) unsafe fn pairs<F: Format>(
     columns: &[Column<'_>],
     out: &mut [&mut [f32]],
 ) -> usize {
-    let configuration = Configuration::new(columns.len().min(TOKENS), halves::<F>());
+    let configuration = configuration(columns.len().min(TOKENS), halves::<F>());
     asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, readonly));
     let done = w.panels() / 2 * 2;
     let mut room = Room {

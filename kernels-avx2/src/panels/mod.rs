@@ -22,7 +22,7 @@
     reason = "every function here is part of one loop that needs its instruction set and checked lengths"
 )]
 
-pub(crate) mod amx;
+mod amx;
 mod formats;
 mod isa;
 
