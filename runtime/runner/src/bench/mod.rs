@@ -78,20 +78,20 @@ struct Probe {
 impl Probe {
     fn of(options: &Bench, processors: usize) -> Outcome<Probe> {
         let resident = Mapped::open(&options.model.model)?.residency();
+        let wanted = options.model.options()?;
         let engine_options = Options {
             prewarm: false,
             verify: false,
             lock: false,
             renew_pages: false,
             repack: Repack::Never,
-            ..options.model.options()?
+            ..wanted
         };
         let engine = Engine::open(&options.model.model, &engine_options, &mut |_, _| {})?;
         let threads = engine.plan().threads;
-        let asked = engine_options.threads.is_some();
-        let copied = engine.repack().is_some() && options.model.options()?.repack != Repack::Never;
-        let renewed = copied || options.model.options()?.renew_pages;
-        let pages = match renewed || options.bandwidth_only {
+        let asked = wanted.threads.is_some();
+        let copied = engine.repack().is_some() && wanted.repack != Repack::Never;
+        let pages = match copied || wanted.renew_pages || options.bandwidth_only {
             true => Pages::Large,
             false => pages_of(engine.file()),
         };
