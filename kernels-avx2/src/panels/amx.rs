@@ -16,9 +16,9 @@
 //!
 //! A quad of two panels is just what a tile of the second factor wants: 64 bytes, four
 //! consecutive weights of each of sixteen rows. Tiles multiply signed bytes, so a fixed offset
-//! is taken off the codes. Sub-scales of sixteen need a tile of sums for each half of a group,
-//! but those of Q2_K and Q3_K: codes times sub-scales fit a byte (3 · 15, and −4 … 3 times −32 …
-//! 31 if it is negated), so that is what tiles multiply.
+//! is taken off the codes. Sub-scales of sixteen are multiplied in before: those of Q2_K and Q3_K
+//! leave a byte (3 · 15, and −4 … 3 times −32 … 31 if it is negated). Those of Q6_K do not, and a
+//! tile of sums for each half of a group was slower than AVX-512.
 //!
 //! The loops are apart because a tile cannot take what is still on its way to memory, nor a
 //! register what a tile still writes: group by group it was slower than AVX-512. In the last one
@@ -30,15 +30,17 @@
     reason = "every function here is part of one loop that needs its instruction set and checked lengths"
 )]
 
-use super::ahead;
+use super::chunks::ahead;
 use super::formats::{Format, Sixteens, Thirties};
 use super::isa::{Avx512 as S, Isa};
+use super::soon;
 use crate::lanes::transpose;
 use crate::tiles::Configuration;
 use core::arch::asm;
 use core::arch::x86_64::{
-    __m512, __m512i, _MM_HINT_T0, _mm_prefetch, _mm512_maskz_loadu_ps, _mm512_setzero_ps,
-    _mm512_storeu_ps,
+    __m512, __m512i, _mm256_loadu_si256, _mm512_cvtepi16_epi32, _mm512_cvtepi32_ps,
+    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_permutexvar_ps, _mm512_set_epi32,
+    _mm512_setzero_ps, _mm512_storeu_ps,
 };
 use core::mem::MaybeUninit;
 use myq_blocks::panels::{PANEL, chunk_bytes, head_bytes};
@@ -49,15 +51,10 @@ pub(super) const TOKENS: usize = 16;
 /// Fewer columns than this are left to AVX-512.
 pub(super) const FEWEST: usize = 12;
 
-/// Tiles 0 to 3 are sums, 4 and 5 activations of `tokens` columns, 6 and 7 weights, of a group or
-/// of half a group.
-fn configuration(tokens: usize, halves: bool) -> Configuration {
+/// Tiles 0 to 3 are sums, 4 and 5 activations of `tokens` columns, 6 and 7 weights of a group.
+fn configuration(tokens: usize) -> Configuration {
     let n = tokens as u8;
-    let (quads, bytes) = if halves { (4, 16) } else { (8, 32) };
-    Configuration::new(
-        [n, n, n, n, n, n, quads, quads],
-        [64, 64, 64, 64, bytes, bytes, 64, 64],
-    )
+    Configuration::new([n, n, n, n, n, n, 8, 8], [64, 64, 64, 64, 32, 32, 64, 64])
 }
 
 /// 64-byte aligned room.
@@ -70,8 +67,8 @@ struct Room {
     acts: Aligned<4096>,
     /// Eight groups of eight quads.
     weights: Aligned<4096>,
-    /// Sums of eight groups, or of their sixteen halves, for sixteen columns.
-    sums: Aligned<16384>,
+    /// Sums of eight groups for sixteen columns.
+    sums: Aligned<8192>,
     /// For each chunk of a part, for each 16 columns.
     factors: [[MaybeUninit<Factors>; MAX_COLUMNS / TOKENS]; PART],
 }
@@ -84,41 +81,45 @@ const PART: usize = 16;
 #[derive(Clone, Copy)]
 struct Factors {
     d: [[f32; TOKENS]; 8],
+    /// Only where offsets have no scale of their own.
     scaled_sums: [[f32; TOKENS]; 8],
-    /// Sums of both halves of a group.
-    sums: [[[i16; 2]; TOKENS]; 8],
+    /// Of both halves of each group; only where offsets have a scale of their own.
+    scaled_halves: [[f32; TOKENS]; 16],
 }
 
 impl Factors {
-    /// Those of chunk `i`.
+    /// Those of chunk `i`, as far as the format wants them.
     #[inline(always)]
-    unsafe fn fill(to: &mut MaybeUninit<Factors>, columns: &[Column<'_>], i: usize) {
-        /// Eight values of each column, side by side.
+    unsafe fn fill<F: Format>(to: &mut MaybeUninit<Factors>, columns: &[Column<'_>], i: usize) {
+        /// The first `n` values of each column, side by side.
         #[inline(always)]
-        unsafe fn put(from: impl Iterator<Item = *const f32>, to: *mut f32) {
+        unsafe fn put(from: impl Iterator<Item = __m512>, n: usize, to: *mut f32) {
             let mut v = [_mm512_setzero_ps(); TOKENS];
             for (v, from) in v.iter_mut().zip(from) {
-                *v = _mm512_maskz_loadu_ps(0xff, from);
+                *v = from;
             }
             transpose(&mut v);
-            for (g, v) in v.into_iter().enumerate().take(8) {
+            for (g, v) in v.into_iter().enumerate().take(n) {
                 _mm512_storeu_ps(to.add(TOKENS * g), v);
             }
         }
-        let (at, to) = (8 * i, to.as_mut_ptr());
-        put(
-            columns.iter().map(|c| c.d[at..].as_ptr()),
-            (&raw mut (*to).d).cast(),
-        );
-        put(
-            columns.iter().map(|c| c.scaled_sums[at..].as_ptr()),
-            (&raw mut (*to).scaled_sums).cast(),
-        );
-        // Pairs of i16 are as good as fp32 to be moved.
-        put(
-            columns.iter().map(|c| c.sums[2 * at..].as_ptr().cast()),
-            (&raw mut (*to).sums).cast(),
-        );
+        let eight = |from: &[f32]| _mm512_maskz_loadu_ps(0xff, from[8 * i..].as_ptr());
+        let to = to.as_mut_ptr();
+        let d = columns.iter().map(|c| eight(c.d));
+        put(d, 8, (&raw mut (*to).d).cast());
+        if F::OWN_MINIMA {
+            let halves = columns.iter().map(|c| {
+                let sums = _mm256_loadu_si256(c.sums[16 * i..].as_ptr().cast());
+                let sums = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(sums));
+                let twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+                _mm512_mul_ps(_mm512_permutexvar_ps(twice, eight(c.d)), sums)
+            });
+            put(halves, 16, (&raw mut (*to).scaled_halves).cast());
+        }
+        if !F::SIXTEENS && F::FIXED == 0 {
+            let sums = columns.iter().map(|c| eight(c.scaled_sums));
+            put(sums, 8, (&raw mut (*to).scaled_sums).cast());
+        }
     }
 }
 
@@ -145,7 +146,7 @@ impl Codes {
 }
 
 /// All pairs of panels with sixteens of columns, or with fewer than sixteen but at least
-/// [`FEWEST`]. Returns the number of panels done.
+/// [`FEWEST`], if the format suits tiles. Returns the number of panels done.
 #[inline(always)]
 pub(super) unsafe fn pairs<F: Format>(
     f: F,
@@ -153,13 +154,16 @@ pub(super) unsafe fn pairs<F: Format>(
     columns: &[Column<'_>],
     out: &mut [&mut [f32]],
 ) -> usize {
-    let configuration = configuration(columns.len().min(TOKENS), halves::<F>());
+    if F::SIXTEENS && !F::OWN_MINIMA && !negated::<F>() {
+        return 0;
+    }
+    let configuration = configuration(columns.len().min(TOKENS));
     asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, readonly));
     let done = w.panels() / 2 * 2;
     let mut room = Room {
         acts: Aligned([0; 4096]),
         weights: Aligned([0; 4096]),
-        sums: Aligned([0; 16384]),
+        sums: Aligned([0; 8192]),
         // Filled chunk by chunk before they are read.
         factors: [[const { MaybeUninit::uninit() }; MAX_COLUMNS / TOKENS]; PART],
     };
@@ -168,15 +172,12 @@ pub(super) unsafe fn pairs<F: Format>(
         let part = first..chunks.min(first + PART);
         for (i, factors) in part.clone().zip(&mut room.factors) {
             for (columns, factors) in columns.chunks(TOKENS).zip(factors) {
-                Factors::fill(factors, columns, i);
+                Factors::fill::<F>(factors, columns, i);
             }
         }
         for p in (0..done).step_by(2) {
             let at = PANEL * p..PANEL * (p + 2);
-            // Columns of a wide matrix lie far apart: each one's values are on a page of their own.
-            for out in out.iter() {
-                _mm_prefetch::<_MM_HINT_T0>(out[at.clone()].as_ptr().cast());
-            }
+            soon::<S, 1>(out, PANEL * p);
             let mut total = [S::zero(); MAX_COLUMNS];
             if first > 0 {
                 for (total, out) in total.iter_mut().zip(out.iter()) {
@@ -210,12 +211,11 @@ unsafe fn two_panels<F: Format>(
     for i in part.clone() {
         let groups = (w.cols() / 32 - 8 * i).min(8);
         let at = panel.add(step * i);
-        ahead::<S, 1>(at, stride, step);
         let codes = at.add(head_bytes(f.dtype(), groups));
         let (mut sixteens, mut thirties) = (Sixteens::<S>::zero(), Thirties::<S>::zero());
         if F::SIXTEENS {
             f.sixteens(at, stride, groups, &mut sixteens);
-            let factors = (!halves::<F>()).then_some(&sixteens.scales);
+            let factors = Some(&sixteens.scales);
             unpack(f, codes, stride, groups, factors, &mut room.weights);
         } else {
             f.thirties(at, stride, groups, &mut thirties);
@@ -229,11 +229,10 @@ unsafe fn two_panels<F: Format>(
             }
             let factors = factors.assume_init_ref();
             let codes = codes_at((columns, even), TOKENS * b, 8 * i, &mut room.acts);
-            if halves::<F>() {
-                multiply::<true>(codes, &room.weights, 2 * groups, &mut room.sums);
-            } else {
-                multiply::<false>(codes, &room.weights, groups, &mut room.sums);
+            for g in 4 * b..4 * b + 4 {
+                ahead::<S, 1>(at, stride, g, step / 8);
             }
+            multiply(codes, &room.weights, groups, &mut room.sums);
             if F::SIXTEENS {
                 scale_16::<F>(&sixteens, factors, groups, &room.sums, total);
             } else {
@@ -268,12 +267,6 @@ unsafe fn codes_at(
             }
         }
     }
-}
-
-/// Whether halves of groups are summed apart: there are sub-scales, and codes times sub-scales
-/// do not fit a byte.
-const fn halves<F: Format>() -> bool {
-    F::SIXTEENS && !F::OWN_MINIMA && !negated::<F>()
 }
 
 /// Whether codes are multiplied by sub-scales and negated: −4 … 3 by −32 … 31.
@@ -335,28 +328,21 @@ macro_rules! product {
     };
 }
 
-/// Sums of `count` parts of a chunk, rounded up to fours: groups, or halves of groups.
-///
-/// `weights` and the activations are there for eight groups, also where a chunk has fewer.
+/// Sums of `groups`, rounded up to fours: `weights` and the activations are there for eight, also
+/// where a chunk has fewer.
 #[inline(always)]
-unsafe fn multiply<const HALVES: bool>(
-    codes: Codes,
-    weights: &Aligned<4096>,
-    count: usize,
-    sums: &mut Aligned<16384>,
-) {
-    let bytes = if HALVES { 16 } else { 32 };
+unsafe fn multiply(codes: Codes, weights: &Aligned<4096>, groups: usize, sums: &mut Aligned<8192>) {
     let (q, w, to) = (codes.start, weights.0.as_ptr(), sums.0.as_mut_ptr());
-    for i in (0..count).step_by(4) {
+    for i in (0..groups).step_by(4) {
         macro_rules! part {
             ($i:literal, $sums:tt, $acts:tt, $weights:tt) => {
                 product!(
                     $sums,
                     $acts,
                     $weights,
-                    q.add(bytes * (i + $i)),
+                    q.add(32 * (i + $i)),
                     codes.stride,
-                    w.add(16 * bytes * (i + $i)),
+                    w.add(512 * (i + $i)),
                     to.add(1024 * (i + $i))
                 );
             };
@@ -374,7 +360,7 @@ unsafe fn scale_32<F: Format>(
     scales: &Thirties<S>,
     x: &Factors,
     groups: usize,
-    sums: &Aligned<16384>,
+    sums: &Aligned<8192>,
     total: &mut [__m512; TOKENS],
 ) {
     let mut t = *total;
@@ -391,34 +377,30 @@ unsafe fn scale_32<F: Format>(
     *total = t;
 }
 
-/// Adds the sums of a chunk with sub-scales of sixteen.
+/// Adds the sums of a chunk with sub-scales of sixteen, which are multiplied in.
 #[inline(always)]
 unsafe fn scale_16<F: Format>(
     scales: &Sixteens<S>,
     x: &Factors,
     groups: usize,
-    sums: &Aligned<16384>,
+    sums: &Aligned<8192>,
     total: &mut [__m512; TOKENS],
 ) {
-    let bytes = if halves::<F>() { 2048 } else { 1024 };
     // Eight columns at a time: they may need two registers each.
     for (half, total) in total.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         let (mut d, mut m) = ([S::zero(); 8], [S::zero(); 8]);
-        for (g, sums) in sums.0.chunks_exact(bytes).enumerate().take(groups) {
-            let ((_, s0, s1), offsets) = (S::pair(scales.scales[g]), scales.offsets[g]);
+        for (g, sums) in sums.0.chunks_exact(1024).enumerate().take(groups) {
+            let [o0, o1] = S::halves(scales.offsets[g]);
             for i in 0..8 {
                 let c = 8 * half + i;
                 let scale = S::splat_f(x.d[g][c]);
                 let dot = S::float(S::load_sums(sums.as_ptr().add(64 * c)));
-                if halves::<F>() {
-                    let y = S::float(S::load_sums(sums.as_ptr().add(64 * c + 1024)));
-                    d[i] = S::fma(S::fma(dot, s0, S::mul(y, s1)), scale, d[i]);
-                } else if negated::<F>() {
+                if negated::<F>() {
                     d[i] = S::fnma(dot, scale, d[i]);
                 } else {
-                    let minima = S::float(S::madd(offsets, S::all(x.sums[g][c].as_ptr().cast())));
                     d[i] = S::fma(dot, scale, d[i]);
-                    m[i] = S::fma(minima, scale, m[i]);
+                    m[i] = S::fma(o0, S::splat_f(x.scaled_halves[2 * g][c]), m[i]);
+                    m[i] = S::fma(o1, S::splat_f(x.scaled_halves[2 * g + 1][c]), m[i]);
                 }
             }
         }

@@ -35,12 +35,12 @@ pub(crate) trait Isa: Copy {
     const BLOCKS: usize = 1;
     /// Whether codes of −128 … 127 can be multiplied; if not, 128 is added to them.
     const SIGNED: bool;
+    /// Whether sums of halves start at something else than zero for nothing.
+    const STARTS: bool;
     /// Bytes, i16 or i32.
     type I: Copy;
     /// One fp32 for each row.
     type F: Copy;
-    /// Sub-scales of the two sixteens of a group, as products want them.
-    type Pair: Copy;
 
     /// A vector of 32 bytes of each panel.
     unsafe fn load(p: *const u8, stride: usize) -> Self::I;
@@ -74,15 +74,24 @@ pub(crate) trait Isa: Copy {
     unsafe fn dot(codes: &[Self::I; 8], q: *const u8, bits: u32) -> Self::I;
     /// As `dot`, for signed codes; only where `SIGNED`.
     unsafe fn dot_signed(codes: &[Self::I; 8], q: *const u8) -> Self::I;
-    /// Sub-scales from pairs of i16.
-    unsafe fn pair(scales: Self::I) -> Self::Pair;
-    /// As `dot`, each half times its sub-scale.
+    /// As `dot`, each half times its sub-scale, of pairs of i16; the sums of the halves start at
+    /// `start`, which is zeros unless `STARTS`.
     unsafe fn dot_pair(
         codes: &[Self::I; 8],
         q: *const u8,
-        scales: Self::Pair,
+        scales: Self::I,
+        start: [i32; 2],
         bits: u32,
     ) -> Self::F;
+    /// As `dot_pair`, for sub-scales in fp32; only where `STARTS`.
+    unsafe fn dot_scaled(
+        codes: &[Self::I; 8],
+        q: *const u8,
+        scales: [Self::F; 2],
+        start: [i32; 2],
+    ) -> Self::F;
+    /// The lower and the upper i16 of each lane.
+    unsafe fn halves(pairs: Self::I) -> [Self::F; 2];
 
     unsafe fn float(v: Self::I) -> Self::F;
     unsafe fn zero() -> Self::F;
@@ -186,6 +195,11 @@ macro_rules! shared_256 {
             _mm256_cvtepi32_ps(v)
         }
         #[inline(always)]
+        unsafe fn halves(pairs: __m256i) -> [__m256; 2] {
+            let low = _mm256_srai_epi32::<16>(_mm256_slli_epi32::<16>(pairs));
+            [low, _mm256_srai_epi32::<16>(pairs)].map(|v| _mm256_cvtepi32_ps(v))
+        }
+        #[inline(always)]
         unsafe fn zero() -> __m256 {
             _mm256_setzero_ps()
         }
@@ -219,8 +233,7 @@ macro_rules! shared_256 {
 impl Isa for Avx2 {
     shared_256!();
     const SIGNED: bool = true;
-    /// Each sub-scale twice in its row's lane.
-    type Pair = (__m256i, __m256i);
+    const STARTS: bool = false;
 
     #[inline(always)]
     unsafe fn dot(codes: &[__m256i; 8], q: *const u8, bits: u32) -> __m256i {
@@ -252,34 +265,27 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn pair(scales: __m256i) -> (__m256i, __m256i) {
-        let low = _mm256_set1_epi64x(0x0504_0504_0100_0100);
-        let high = _mm256_set1_epi64x(0x0706_0706_0302_0302);
-        // Lanes of 64 bits repeat within the sixteen bytes that a shuffle sees.
-        let upper = _mm256_set_epi64x(0x0808_0808_0808_0808, 0, 0x0808_0808_0808_0808, 0);
-        (
-            _mm256_shuffle_epi8(scales, _mm256_add_epi8(low, upper)),
-            _mm256_shuffle_epi8(scales, _mm256_add_epi8(high, upper)),
-        )
-    }
-
-    #[inline(always)]
     unsafe fn dot_pair(
         codes: &[__m256i; 8],
         q: *const u8,
-        (s0, s1): (__m256i, __m256i),
+        scales: __m256i,
+        _: [i32; 2],
         bits: u32,
     ) -> __m256 {
-        let step = Self::fits(bits).min(4);
-        let mut sum = _mm256_madd_epi16(Self::some(codes, q, 0, step), s0);
-        let mut t = step;
-        while t < 8 {
-            let s = if t < 4 { s0 } else { s1 };
-            let part = _mm256_madd_epi16(Self::some(codes, q, t, step), s);
-            sum = _mm256_add_epi32(sum, part);
-            t += step;
-        }
-        _mm256_cvtepi32_ps(sum)
+        // Each sub-scale twice in its row's lane. Lanes of 64 bits repeat within the sixteen bytes
+        // that a shuffle sees.
+        let upper = _mm256_set_epi64x(0x0808_0808_0808_0808, 0, 0x0808_0808_0808_0808, 0);
+        let low = _mm256_set1_epi64x(0x0504_0504_0100_0100);
+        let high = _mm256_set1_epi64x(0x0706_0706_0302_0302);
+        let s0 = _mm256_shuffle_epi8(scales, _mm256_add_epi8(low, upper));
+        let s1 = _mm256_shuffle_epi8(scales, _mm256_add_epi8(high, upper));
+        let sum = Self::half(codes, q, 0, s0, bits);
+        _mm256_cvtepi32_ps(_mm256_add_epi32(sum, Self::half(codes, q, 4, s1, bits)))
+    }
+
+    #[inline(always)]
+    unsafe fn dot_scaled(_: &[__m256i; 8], _: *const u8, _: [__m256; 2], _: [i32; 2]) -> __m256 {
+        unreachable!("sums start at zero")
     }
 }
 
@@ -292,6 +298,26 @@ impl Avx2 {
             5 => 4,
             _ => 2,
         }
+    }
+
+    /// Sums of four quads from `t` on, times `scale` in i16.
+    #[inline(always)]
+    unsafe fn half(
+        codes: &[__m256i; 8],
+        q: *const u8,
+        t: usize,
+        scale: __m256i,
+        bits: u32,
+    ) -> __m256i {
+        let step = Self::fits(bits).min(4);
+        let mut sum = _mm256_madd_epi16(Self::some(codes, q, t, step), scale);
+        let mut i = step;
+        while i < 4 {
+            let part = _mm256_madd_epi16(Self::some(codes, q, t + i, step), scale);
+            sum = _mm256_add_epi32(sum, part);
+            i += step;
+        }
+        sum
     }
 
     /// Sums in i16 of `n` quads from `t` on.
@@ -314,8 +340,7 @@ macro_rules! vnni_256 {
         impl Isa for $name {
             shared_256!();
             const SIGNED: bool = false;
-            /// The pairs, and each sub-scale in fp32.
-            type Pair = (__m256i, __m256, __m256);
+            const STARTS: bool = true;
 
             #[inline(always)]
             unsafe fn dot(codes: &[__m256i; 8], q: *const u8, _: u32) -> __m256i {
@@ -334,33 +359,46 @@ macro_rules! vnni_256 {
             }
 
             #[inline(always)]
-            unsafe fn pair(s: __m256i) -> (__m256i, __m256, __m256) {
-                let low = _mm256_srai_epi32::<16>(_mm256_slli_epi32::<16>(s));
-                let high = _mm256_srai_epi32::<16>(s);
-                (s, _mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
-            }
-
-            #[inline(always)]
             unsafe fn dot_pair(
                 codes: &[__m256i; 8],
                 q: *const u8,
-                (s, f0, f1): (__m256i, __m256, __m256),
+                scales: __m256i,
+                start: [i32; 2],
                 bits: u32,
             ) -> __m256 {
-                let (mut a, mut b) = (_mm256_setzero_si256(), _mm256_setzero_si256());
+                if bits <= 3 {
+                    // At most 16·7·127 = 14,224 either way: both sums fit an i16 of the lane.
+                    let [a, b] = Self::sums(codes, q, start);
+                    let both = _mm256_blend_epi16::<0xaa>(a, _mm256_slli_epi32::<16>(b));
+                    return _mm256_cvtepi32_ps(_mm256_madd_epi16(both, scales));
+                }
+                Self::dot_scaled(codes, q, Self::halves(scales), start)
+            }
+
+            #[inline(always)]
+            unsafe fn dot_scaled(
+                codes: &[__m256i; 8],
+                q: *const u8,
+                [s0, s1]: [__m256; 2],
+                start: [i32; 2],
+            ) -> __m256 {
+                let [a, b] = Self::sums(codes, q, start).map(|v| _mm256_cvtepi32_ps(v));
+                _mm256_fmadd_ps(a, s0, _mm256_mul_ps(b, s1))
+            }
+        }
+
+        impl $name {
+            /// Products of both halves.
+            #[inline(always)]
+            unsafe fn sums(codes: &[__m256i; 8], q: *const u8, start: [i32; 2]) -> [__m256i; 2] {
+                let mut sums = start.map(|v| _mm256_set1_epi32(v));
                 let mut t = 0;
                 while t < 4 {
-                    a = $dpbusd(a, codes[t], Self::all(q.add(4 * t)));
-                    b = $dpbusd(b, codes[t + 4], Self::all(q.add(4 * t + 16)));
+                    sums[0] = $dpbusd(sums[0], codes[t], Self::all(q.add(4 * t)));
+                    sums[1] = $dpbusd(sums[1], codes[t + 4], Self::all(q.add(4 * t + 16)));
                     t += 1;
                 }
-                if bits <= 3 {
-                    // At most 16·7·127 = 14,224: both sums fit an i16 of the lane.
-                    let both = _mm256_blend_epi16::<0xaa>(a, _mm256_slli_epi32::<16>(b));
-                    return _mm256_cvtepi32_ps(_mm256_madd_epi16(both, s));
-                }
-                let (a, b) = (_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b));
-                _mm256_fmadd_ps(a, f0, _mm256_mul_ps(b, f1))
+                sums
             }
         }
     };
@@ -370,6 +408,19 @@ vnni_256!(AvxVnni, _mm256_dpbusd_avx_epi32);
 vnni_256!(Avx512Half, _mm256_dpbusd_epi32);
 
 impl Avx512 {
+    /// Products of both halves.
+    #[inline(always)]
+    unsafe fn sums(codes: &[__m512i; 8], q: *const u8, start: [i32; 2]) -> [__m512i; 2] {
+        let mut sums = start.map(|v| _mm512_set1_epi32(v));
+        let mut t = 0;
+        while t < 4 {
+            sums[0] = _mm512_dpbusd_epi32(sums[0], codes[t], Self::all(q.add(4 * t)));
+            sums[1] = _mm512_dpbusd_epi32(sums[1], codes[t + 4], Self::all(q.add(4 * t + 16)));
+            t += 1;
+        }
+        sums
+    }
+
     /// Sixteen i32.
     #[inline(always)]
     pub(super) unsafe fn load_sums(p: *const u8) -> __m512i {
@@ -427,9 +478,9 @@ impl Isa for Avx512 {
     const PANELS: usize = 2;
     const BLOCKS: usize = 2;
     const SIGNED: bool = false;
+    const STARTS: bool = true;
     type I = __m512i;
     type F = __m512;
-    type Pair = (__m512i, __m512, __m512);
 
     #[inline(always)]
     unsafe fn load(p: *const u8, stride: usize) -> __m512i {
@@ -516,33 +567,35 @@ impl Isa for Avx512 {
         Self::dot(codes, q, 8)
     }
     #[inline(always)]
-    unsafe fn pair(s: __m512i) -> (__m512i, __m512, __m512) {
-        let low = _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(s));
-        let high = _mm512_srai_epi32::<16>(s);
-        (s, _mm512_cvtepi32_ps(low), _mm512_cvtepi32_ps(high))
-    }
-    #[inline(always)]
     unsafe fn dot_pair(
         codes: &[__m512i; 8],
         q: *const u8,
-        (s, f0, f1): (__m512i, __m512, __m512),
+        scales: __m512i,
+        start: [i32; 2],
         bits: u32,
     ) -> __m512 {
-        let (mut a, mut b) = (_mm512_setzero_si512(), _mm512_setzero_si512());
-        let mut t = 0;
-        while t < 4 {
-            a = _mm512_dpbusd_epi32(a, codes[t], Self::all(q.add(4 * t)));
-            b = _mm512_dpbusd_epi32(b, codes[t + 4], Self::all(q.add(4 * t + 16)));
-            t += 1;
-        }
         if bits <= 3 {
             // As in 256 bits.
-            let b = _mm512_slli_epi32::<16>(b);
-            let both = _mm512_mask_blend_epi16(0xaaaa_aaaa, a, b);
-            return _mm512_cvtepi32_ps(_mm512_madd_epi16(both, s));
+            let [a, b] = Self::sums(codes, q, start);
+            let both = _mm512_mask_blend_epi16(0xaaaa_aaaa, a, _mm512_slli_epi32::<16>(b));
+            return _mm512_cvtepi32_ps(_mm512_madd_epi16(both, scales));
         }
-        let (a, b) = (_mm512_cvtepi32_ps(a), _mm512_cvtepi32_ps(b));
-        _mm512_fmadd_ps(a, f0, _mm512_mul_ps(b, f1))
+        Self::dot_scaled(codes, q, Self::halves(scales), start)
+    }
+    #[inline(always)]
+    unsafe fn dot_scaled(
+        codes: &[__m512i; 8],
+        q: *const u8,
+        [s0, s1]: [__m512; 2],
+        start: [i32; 2],
+    ) -> __m512 {
+        let [a, b] = Self::sums(codes, q, start).map(|v| _mm512_cvtepi32_ps(v));
+        _mm512_fmadd_ps(a, s0, _mm512_mul_ps(b, s1))
+    }
+    #[inline(always)]
+    unsafe fn halves(pairs: __m512i) -> [__m512; 2] {
+        let low = _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(pairs));
+        [low, _mm512_srai_epi32::<16>(pairs)].map(|v| _mm512_cvtepi32_ps(v))
     }
     #[inline(always)]
     unsafe fn float(v: __m512i) -> __m512 {

@@ -23,18 +23,17 @@
 )]
 
 mod amx;
+mod chunks;
 mod formats;
 mod isa;
 
 use crate::Level;
-use formats::{Dense, Format, Sixteens, Thirties, WithMinimum};
+use chunks::chunks;
+use formats::{Dense, Format, WithMinimum};
 use isa::Isa;
-use myq_blocks::panels::{PANEL, chunk_bytes, head_bytes};
+use myq_blocks::panels::PANEL;
 use myq_blocks::{Column, DType, MAX_COLUMNS, Rows};
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-
-/// Bytes between what is multiplied and what is asked for.
-const AHEAD: usize = 3072;
 
 /// Products of the panels of `w` with all columns; rows behind the panels are left out.
 ///
@@ -221,10 +220,22 @@ unsafe fn some<S: Isa, F: Format, const W: usize>(
         store::<S, W>(total[0], out[0], at);
         return;
     }
+    soon::<S, W>(out, at);
     let mut total = [[S::zero(); W]; MAX_COLUMNS];
     chunks::<S, F, MAX_COLUMNS, W>(f, panel, stride, w.cols(), columns, &mut total);
     for (out, total) in out.iter_mut().zip(&total) {
         store::<S, W>(*total, out, at);
+    }
+}
+
+/// Asks for where the values of `W` vectors go: columns of a wide matrix lie far apart, each on a
+/// page of its own.
+#[inline(always)]
+unsafe fn soon<S: Isa, const W: usize>(out: &[&mut [f32]], at: usize) {
+    for out in out {
+        for line in (0..PANEL * S::PANELS * W).step_by(16) {
+            _mm_prefetch::<_MM_HINT_T0>(out[at + line..].as_ptr().cast());
+        }
     }
 }
 
@@ -237,169 +248,5 @@ unsafe fn store<S: Isa, const W: usize>(total: [S::F; W], out: &mut [f32], at: u
         .zip(out[at..at + rows * W].chunks_exact_mut(rows))
     {
         S::store(*total, out.as_mut_ptr());
-    }
-}
-
-/// What one group of a column gives to a product.
-#[derive(Clone, Copy)]
-struct Acts {
-    q: *const u8,
-    d: *const f32,
-    sums: *const u8,
-    scaled_sums: *const f32,
-}
-
-impl Acts {
-    /// Group `g` of a column; its slices have been checked to reach so far.
-    #[inline(always)]
-    unsafe fn new(c: &Column<'_>, g: usize) -> Acts {
-        Acts {
-            q: c.q.as_ptr().add(32 * g).cast(),
-            d: c.d.as_ptr().add(g),
-            sums: c.sums.as_ptr().add(2 * g).cast(),
-            scaled_sums: c.scaled_sums.as_ptr().add(g),
-        }
-    }
-}
-
-/// All chunks of `W` vectors of panels with up to `N` columns.
-#[inline(always)]
-unsafe fn chunks<S: Isa, F: Format, const N: usize, const W: usize>(
-    f: F,
-    panel: *const u8,
-    stride: usize,
-    cols: usize,
-    columns: &[Column<'_>],
-    total: &mut [[S::F; W]; N],
-) {
-    let step = chunk_bytes(f.dtype(), 8);
-    let (whole, rest) = (cols / 256, cols % 256 / 32);
-    for i in 0..=whole {
-        let groups = if i < whole { 8 } else { rest };
-        let p = panel.add(step * i);
-        if groups == 0 {
-            break;
-        }
-        ahead::<S, W>(p, stride, step);
-        if F::SIXTEENS {
-            chunk_16::<S, F, N, W>(f, p, stride, (8 * i, groups), columns, total);
-        } else {
-            chunk_32::<S, F, N, W>(f, p, stride, (8 * i, groups), columns, total);
-        }
-    }
-}
-
-/// Asks for the bytes that are read some chunks later: the processor's own prefetching stops at
-/// the end of a page. Panels follow one another, so that what lies behind the last chunk of one
-/// is wanted too.
-#[inline(always)]
-unsafe fn ahead<S: Isa, const W: usize>(p: *const u8, stride: usize, step: usize) {
-    for w in 0..W * S::PANELS {
-        let p = p.wrapping_add(w * stride + AHEAD);
-        for line in (0..step).step_by(64) {
-            // Prefetching reads nothing, so that any address will do.
-            _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(line).cast());
-        }
-    }
-}
-
-/// The quads of a group of each vector of panels.
-#[inline(always)]
-unsafe fn codes<S: Isa, F: Format, const W: usize>(
-    f: F,
-    p: *const u8,
-    stride: usize,
-) -> [[S::I; 8]; W] {
-    let mut codes = [[S::splat(0); 8]; W];
-    for (w, codes) in codes.iter_mut().enumerate() {
-        *codes = f.codes::<S>(p.add(w * S::PANELS * stride), stride);
-    }
-    codes
-}
-
-/// One chunk with sub-scales of sixteen; `groups` are the number of its first group in the row
-/// and how many it has.
-#[inline(always)]
-unsafe fn chunk_16<S: Isa, F: Format, const N: usize, const W: usize>(
-    f: F,
-    p: *const u8,
-    stride: usize,
-    (first, groups): (usize, usize),
-    columns: &[Column<'_>],
-    total: &mut [[S::F; W]; N],
-) {
-    let mut scales = [Sixteens::<S>::zero(); W];
-    for (w, scales) in scales.iter_mut().enumerate() {
-        f.sixteens(p.add(w * S::PANELS * stride), stride, groups, scales);
-    }
-    let group_bytes = 32 * (F::LOW + F::HIGH) as usize;
-    let at = p.add(head_bytes(f.dtype(), groups));
-    let mut parts = [[(S::zero(), S::zero()); W]; N];
-    for g in 0..groups {
-        let codes = codes::<S, F, W>(f, at.add(group_bytes * g), stride);
-        let mut pairs = [S::pair(scales[0].scales[g]); W];
-        for w in 1..W {
-            pairs[w] = S::pair(scales[w].scales[g]);
-        }
-        for (c, parts) in columns.iter().zip(&mut parts) {
-            let a = Acts::new(c, first + g);
-            let (scale, sums) = (S::splat_f(*a.d), S::all(a.sums));
-            for w in 0..W {
-                let (d, m) = &mut parts[w];
-                let dot = S::dot_pair(&codes[w], a.q, pairs[w], F::BITS);
-                let minima = S::float(S::madd(scales[w].offsets[g], sums));
-                if F::OWN_MINIMA {
-                    *d = S::fma(dot, scale, *d);
-                    *m = S::fma(minima, scale, *m);
-                } else {
-                    *d = S::fma(S::sub(dot, minima), scale, *d);
-                }
-            }
-        }
-    }
-    for (parts, total) in parts.iter().zip(total).take(columns.len()) {
-        for w in 0..W {
-            total[w] = S::fma(scales[w].d, parts[w].0, total[w]);
-            if F::OWN_MINIMA {
-                total[w] = S::fnma(scales[w].m, parts[w].1, total[w]);
-            }
-        }
-    }
-}
-
-/// One chunk with a scale for each group; arguments as of `chunk_16`.
-#[inline(always)]
-unsafe fn chunk_32<S: Isa, F: Format, const N: usize, const W: usize>(
-    f: F,
-    p: *const u8,
-    stride: usize,
-    (first, groups): (usize, usize),
-    columns: &[Column<'_>],
-    total: &mut [[S::F; W]; N],
-) {
-    let mut scales = [Thirties::<S>::zero(); W];
-    for (w, scales) in scales.iter_mut().enumerate() {
-        f.thirties(p.add(w * S::PANELS * stride), stride, groups, scales);
-    }
-    let group_bytes = 32 * (F::LOW + F::HIGH) as usize;
-    let at = p.add(head_bytes(f.dtype(), groups));
-    for g in 0..groups {
-        let codes = codes::<S, F, W>(f, at.add(group_bytes * g), stride);
-        for (c, total) in columns.iter().zip(total.iter_mut()) {
-            let a = Acts::new(c, first + g);
-            let (scale, sum) = (S::splat_f(*a.d), S::splat_f(*a.scaled_sums));
-            for w in 0..W {
-                let dot = if F::SIGNED {
-                    S::dot_signed(&codes[w], a.q)
-                } else {
-                    S::dot(&codes[w], a.q, F::BITS)
-                };
-                let dot = S::mul(S::float(dot), scales[w].scales[g]);
-                total[w] = S::fma(dot, scale, total[w]);
-                if F::OFFSETS || F::SIGNED && !S::SIGNED {
-                    total[w] = S::fnma(scales[w].offsets[g], sum, total[w]);
-                }
-            }
-        }
     }
 }

@@ -112,6 +112,7 @@ pub const fn planes(dtype: DType) -> Option<(u32, u32)> {
 }
 
 /// Bytes of the head of a chunk of `groups` groups.
+#[inline]
 pub const fn head_bytes(dtype: DType, groups: usize) -> usize {
     let scale = 2 * PANEL;
     match dtype {
@@ -130,6 +131,7 @@ pub const fn head_bytes(dtype: DType, groups: usize) -> usize {
 }
 
 /// Bytes of a chunk of `groups` groups of a format that has panels.
+#[inline]
 pub const fn chunk_bytes(dtype: DType, groups: usize) -> usize {
     let bits = match planes(dtype) {
         Some((low, high)) => low + high,
