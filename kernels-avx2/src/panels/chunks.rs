@@ -18,7 +18,7 @@ use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::mem::MaybeUninit;
 
 /// Bytes between what is multiplied and what is asked for.
-const AHEAD: usize = 3072;
+const AHEAD: usize = 2048;
 
 /// What one group of a column gives to a product.
 #[derive(Clone, Copy)]

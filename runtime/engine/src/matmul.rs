@@ -4,6 +4,7 @@
 //! scales of its own, and the products of both are added: about 15 bits for each activation,
 //! in one pass over the weights.
 
+use std::ops::Range;
 use std::sync::Mutex;
 
 use myq_blocks::{ActBuffer, Column, Kernels, MAX_COLUMNS, Rows};
@@ -77,40 +78,48 @@ impl Input<'_> {
         if matrices().any(|(m, _)| k.wants_codes(m.dtype)) {
             self.quantize(k, pool);
         }
+        let tokens = self.x.len() / self.cols;
         // Rows per task, and the number of the first task of each matrix.
         let mut tasks = [(0usize, 0usize); 3];
         let mut total = 0;
         for ((m, _), t) in matrices().zip(&mut tasks) {
-            let rows = rows_of_task(&m, pool.threads(), self.x.len() / self.cols);
+            let rows = rows_of_task(&m, pool.threads(), tokens);
             *t = (rows, total);
             total += m.rows.div_ceil(rows);
         }
         let partial = Disjoint::new(self.partial);
         let (codes, x, cols, planes) = (&*self.codes, self.x, self.cols, self.planes);
-        pool.run(total, &|task, thread| {
+        let some = |range: Range<usize>, thread: usize| {
             for ((m, out), &(rows, first)) in matrices().zip(&tasks) {
-                let start = (task - first) * rows;
-                if start >= m.rows {
+                let here = |task: usize| (task.saturating_sub(first) * rows).min(m.rows);
+                let rows = here(range.start)..here(range.end);
+                if rows.is_empty() {
                     continue;
                 }
                 let product = Product {
-                    w: m.view(store).slice(start..m.rows.min(start + rows)),
+                    w: m.view(store).slice(rows.clone()),
                     out,
-                    first: start,
+                    first: rows.start,
                     stride: m.rows,
                     codes,
                     x,
                     cols,
                 };
-                return if planes == 1 || !k.wants_codes(m.dtype) {
+                if planes == 1 || !k.wants_codes(m.dtype) {
                     product.one_plane(k, planes);
                 } else {
                     let size = PARTIAL_COLUMNS * PARTIAL_ROWS;
                     // SAFETY: each thread has a part of its own.
                     product.two_planes(k, unsafe { partial.part(thread * size, size) });
-                };
+                }
             }
-        });
+        };
+        if tokens > MAX_COLUMNS {
+            // Tasks are as large as caches like them.
+            pool.run(total, &|task, thread| some(task..task + 1, thread));
+        } else {
+            pool.run_ranges(total, &some);
+        }
     }
 
     /// The 8-bit form of every token.
@@ -157,7 +166,7 @@ fn rows_of_task(m: &Matrix, threads: usize, tokens: usize) -> usize {
         (TASK_BYTES.div_ceil(row), MIN_ROWS)
     };
     let rows = worth.min(fair).max(1);
-    rows.next_multiple_of(least).min(PARTIAL_ROWS)
+    rows.next_multiple_of(least)
 }
 
 /// Some rows of a matrix times every token.
@@ -221,22 +230,38 @@ impl Product<'_> {
 
     /// Both planes of a token side by side; the second goes to `partial` and is added.
     fn two_planes<K: Kernels>(&self, k: K, partial: &mut [f32]) {
-        for token in (0..self.tokens()).step_by(PARTIAL_COLUMNS) {
-            let n = PARTIAL_COLUMNS.min(self.tokens() - token);
-            let mut columns = [Column::EMPTY; MAX_COLUMNS];
-            let mut out: [&mut [f32]; MAX_COLUMNS] = std::array::from_fn(|_| Default::default());
-            let parts = partial.chunks_exact_mut(PARTIAL_ROWS);
-            for (i, part) in parts.enumerate().take(n) {
-                columns[2 * i] = self.column(token + i, 0, 2);
-                columns[2 * i + 1] = self.column(token + i, 1, 2);
-                // SAFETY: one reference for each token.
-                out[2 * i] = unsafe { self.values(token + i) };
-                out[2 * i + 1] = &mut part[..self.w.rows()];
+        for start in (0..self.w.rows()).step_by(PARTIAL_ROWS) {
+            let rows = start..self.w.rows().min(start + PARTIAL_ROWS);
+            for token in (0..self.tokens()).step_by(PARTIAL_COLUMNS) {
+                let tokens = token..self.tokens().min(token + PARTIAL_COLUMNS);
+                self.both_planes(k, rows.clone(), tokens, partial);
             }
-            k.matmul(self.w, &columns[..2 * n], &mut out[..2 * n]);
-            for [a, b] in out.as_chunks_mut::<2>().0.iter_mut().take(n) {
-                a.iter_mut().zip(b.iter()).for_each(|(a, b)| *a += b);
-            }
+        }
+    }
+
+    /// As many rows and tokens as `partial` holds.
+    fn both_planes<K: Kernels>(
+        &self,
+        k: K,
+        rows: Range<usize>,
+        tokens: Range<usize>,
+        partial: &mut [f32],
+    ) {
+        let n = tokens.len();
+        let mut columns = [Column::EMPTY; MAX_COLUMNS];
+        let mut out: [&mut [f32]; MAX_COLUMNS] = std::array::from_fn(|_| Default::default());
+        let parts = partial.chunks_exact_mut(PARTIAL_ROWS);
+        for (i, (token, part)) in tokens.zip(parts).enumerate() {
+            columns[2 * i] = self.column(token, 0, 2);
+            columns[2 * i + 1] = self.column(token, 1, 2);
+            // SAFETY: one reference for each token.
+            out[2 * i] = unsafe { &mut self.values(token)[rows.clone()] };
+            out[2 * i + 1] = &mut part[..rows.len()];
+        }
+        let w = self.w.slice(rows);
+        k.matmul(w, &columns[..2 * n], &mut out[..2 * n]);
+        for [a, b] in out.as_chunks_mut::<2>().0.iter_mut().take(n) {
+            a.iter_mut().zip(b.iter()).for_each(|(a, b)| *a += b);
         }
     }
 }

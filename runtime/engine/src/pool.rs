@@ -1,21 +1,22 @@
 //! Worker threads that share one loop at a time: spin, then sleep; never allocate.
 //!
-//! [`Pool::run`] opens a loop, takes task numbers from a shared counter like every worker that
-//! joins, closes the loop and waits for the workers that are still inside. A worker that was
-//! asleep, or that another process keeps off its CPU, finds the loop closed and is not waited
-//! for. After a loop workers spin for a while, since the next one of a decode step follows
+//! [`Pool::run`] opens a loop, takes tasks like every worker that joins, closes the loop and waits
+//! for the workers that are still inside. A worker that was asleep, or that another process keeps
+//! off its CPU, finds the loop closed and is not waited for. Each thread has a share of the tasks,
+//! neighbours of one another, and takes them from front to back, as memory is read faster so; with
+//! none left it takes from the shares of others. After a loop workers spin for a while, since the next one of a decode step follows
 //! within microseconds, and then sleep, so that an idle machine is not kept busy.
 //!
 //! All of a loop's life is in one word, `state`: a number that changes with each loop, a bit
 //! for "open", and how many workers are inside.
 //!
-//! 1. The caller stores body, counter and number of tasks, then the word with the open bit.
+//! 1. The caller stores body, shares and number of tasks, then the word with the open bit.
 //!    That store releases; a worker enters by a compare-exchange that acquires, and only
 //!    while the bit is set. So whoever is inside sees the fields of this loop. (Entries and
 //!    exits of others in between are read-modify-writes, which continue the release sequence.)
 //! 2. The caller clears the bit; nobody can enter any more. Then it waits until the number
 //!    inside is zero. Exits release and the wait acquires: all that workers wrote is visible
-//!    to the caller, and none of them reads body or counter after it.
+//!    to the caller, and none of them reads body or shares after it.
 //! 3. The loop's number has 16 bits, and may come round while a worker is descheduled. That
 //!    does no harm: entering is decided by the compare-exchange on the word as it is then.
 //! 4. Going to sleep: a worker counts itself in `sleepers`, then sleeps only if the word is
@@ -23,6 +24,7 @@
 //!    are sequentially consistent, so one of the two sees the other. The caller's own sleep,
 //!    on `waiting`, is the same the other way round.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 use std::thread::JoinHandle;
@@ -47,7 +49,7 @@ const OPEN: u32 = 1 << 15;
 const INSIDE: u32 = OPEN - 1;
 const EPOCH: u32 = 1 << 16;
 
-type Task<'a> = &'a (dyn Fn(usize, usize) + Sync);
+type Task<'a> = &'a (dyn Fn(Range<usize>, usize) + Sync);
 
 /// A value with cache lines of its own.
 #[repr(align(128))]
@@ -56,11 +58,13 @@ struct Apart<T>(T);
 struct Shared {
     /// Epoch, open bit, workers inside: see the head of this file.
     state: Apart<AtomicU32>,
-    /// Next task.
-    next: Apart<AtomicUsize>,
+    /// Next task of each thread's share.
+    next: Vec<Apart<AtomicUsize>>,
     /// The loop's body, on the stack of [`Pool::run`], with its lifetime erased.
     body: AtomicPtr<Task<'static>>,
     tasks: AtomicUsize,
+    /// Most tasks that are taken at once.
+    most: AtomicUsize,
     /// Most workers inside: with the caller not more threads than CPUs.
     limit: u32,
     /// Workers asleep, or about to be.
@@ -160,9 +164,10 @@ impl Pool {
         let before = pins.as_ref().and_then(|_| Mask::current());
         let shared = Arc::new(Shared {
             state: Apart(AtomicU32::new(0)),
-            next: Apart(AtomicUsize::new(0)),
+            next: (0..=extra).map(|_| Apart(AtomicUsize::new(0))).collect(),
             body: AtomicPtr::new(std::ptr::null_mut()),
             tasks: AtomicUsize::new(0),
+            most: AtomicUsize::new(1),
             limit: extra.min(cpus.max(2) - 1).min(INSIDE as usize) as u32,
             sleepers: AtomicI32::new(0),
             waiting: AtomicU32::new(0),
@@ -205,19 +210,33 @@ impl Pool {
     ///
     /// # Panics
     /// If a body panicked on a worker.
-    pub(crate) fn run(&mut self, tasks: usize, body: Task<'_>) {
+    pub(crate) fn run(&mut self, tasks: usize, body: &(dyn Fn(usize, usize) + Sync)) {
+        self.hand_out(tasks, 1, &|some, thread| some.for_each(|t| body(t, thread)));
+    }
+
+    /// As [`Pool::run`], several neighbouring tasks at once: half of what is left of a share.
+    pub(crate) fn run_ranges(&mut self, tasks: usize, body: Task<'_>) {
+        self.hand_out(tasks, usize::MAX, body);
+    }
+
+    fn hand_out(&mut self, tasks: usize, most: usize, body: Task<'_>) {
         if !self.pinned {
             self.pin_caller();
         }
         if self.workers.is_empty() || tasks <= 1 {
-            (0..tasks).for_each(|t| body(t, 0));
+            if tasks > 0 {
+                body(0..tasks, 0);
+            }
             return;
         }
         let s = &*self.shared;
         let start = Instant::now();
         s.body.store((&raw const body).cast_mut().cast(), Relaxed);
-        s.next.0.store(0, Relaxed);
         s.tasks.store(tasks, Relaxed);
+        s.most.store(most, Relaxed);
+        for (thread, next) in s.next.iter().enumerate() {
+            next.0.store(s.share(thread).start, Relaxed);
+        }
         // Nobody is inside and the bit is clear, so only this thread writes the word now.
         let epoch = s.state.0.load(Relaxed) & !(EPOCH - 1);
         s.state.0.store(epoch.wrapping_add(EPOCH) | OPEN, SeqCst);
@@ -358,6 +377,30 @@ impl Shared {
         }
     }
 
+    /// The tasks of a thread at the start of a loop.
+    fn share(&self, thread: usize) -> Range<usize> {
+        let tasks = self.tasks.load(Relaxed);
+        let at = |thread: usize| {
+            let threads = self.next.len();
+            tasks / threads * thread + (tasks % threads).min(thread)
+        };
+        at(thread)..at(thread + 1)
+    }
+
+    /// Some tasks of the share of thread `of`.
+    fn take(&self, of: usize) -> Option<Range<usize>> {
+        let (next, end) = (&self.next[of].0, self.share(of).end);
+        let mut start = next.load(Relaxed);
+        while start < end {
+            let n = ((end - start) / 2).clamp(1, self.most.load(Relaxed));
+            match next.compare_exchange_weak(start, start + n, Relaxed, Relaxed) {
+                Ok(_) => return Some(start..start + n),
+                Err(other) => start = other,
+            }
+        }
+        None
+    }
+
     fn wait_time(&self) -> Duration {
         match self.crowded.load(Relaxed) {
             true => self.spin.min(SHORT_SPIN),
@@ -407,20 +450,21 @@ impl Drop for Finish<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // The tasks left are not wanted any more.
-            self.s.next.0.store(usize::MAX / 2, Relaxed);
+            self.s.tasks.store(0, Relaxed);
+            for next in &self.s.next {
+                next.0.store(usize::MAX, Relaxed);
+            }
             self.wait();
         }
     }
 }
 
 fn take_tasks(s: &Shared, body: Task<'_>, thread: usize) {
-    let tasks = s.tasks.load(Relaxed);
-    loop {
-        let task = s.next.0.fetch_add(1, Relaxed);
-        if task >= tasks {
-            return;
+    let threads = s.next.len();
+    for of in (thread..threads).chain(0..thread) {
+        while let Some(some) = s.take(of) {
+            body(some, thread);
         }
-        body(task, thread);
     }
 }
 
