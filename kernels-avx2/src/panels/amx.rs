@@ -6,23 +6,23 @@
 //!     for each two panels, for each chunk of the part:
 //!         for each group of 32 weights:
 //!             B[group] = the eight quads as unpacked: 8 tile rows of 16 rows × 4 weights
-//!         for each 16 columns:
-//!             for each group:
-//!                 A = 32 activations of each of the columns
-//!                 C[group] = A · B[group]            16 columns × 16 rows, exact in i32
-//!             for each group, for each column:
-//!                 total[column] += activation scale · scale · fp32(C[group][column]) − offset · sums
+//!         for each 16 columns, for each group:
+//!             A = 32 activations of each of the columns
+//!             C = A · B[group]                       16 columns × 16 rows, exact in i32
+//!             for each column, four groups later:
+//!                 total[column] += activation scale · scale · fp32(C[column]) − offset · sums
 //! ```
 //!
 //! A quad of two panels is just what a tile of the second factor wants: 64 bytes, four
 //! consecutive weights of each of sixteen rows. Tiles multiply signed bytes, so a fixed offset
-//! is taken off the codes. Sub-scales of sixteen are multiplied in before: those of Q2_K and Q3_K
-//! leave a byte (3 · 15, and −4 … 3 times −32 … 31 if it is negated). Those of Q6_K do not, and a
-//! tile of sums for each half of a group was slower than AVX-512.
+//! is taken off the codes. Sub-scales of Q2_K and Q3_K are multiplied in before, as that leaves a
+//! byte (3 · 15, and −4 … 3 times −32 … 31 if it is negated); Q6_K has a tile of sums for each
+//! half of a group.
 //!
-//! The loops are apart because a tile cannot take what is still on its way to memory, nor a
-//! register what a tile still writes: group by group it was slower than AVX-512. In the last one
-//! the totals stay in registers, and all that differs by column is a broadcast from memory.
+//! Products run ahead of what is done with them ([`LAG`]): a product takes fifty cycles, but one
+//! can start every sixteen, while its predecessors are stored and vectors scale those before. A
+//! tile is stored two products late, as storing what is just multiplied holds up the next product
+//! (measured: 30 cycles a product instead of 22), and zeroed right before it is written.
 //!
 //! Source: Intel, Architecture Instruction Set Extensions, chapter on AMX.
 #![expect(
@@ -51,10 +51,15 @@ pub(super) const TOKENS: usize = 16;
 /// Fewer columns than this are left to AVX-512.
 pub(super) const FEWEST: usize = 12;
 
-/// Tiles 0 to 3 are sums, 4 and 5 activations of `tokens` columns, 6 and 7 weights of a group.
-fn configuration(tokens: usize) -> Configuration {
+/// Tiles 0 to 3 are sums, 4 and 5 activations of `tokens` columns, 6 and 7 weights of a group or
+/// of half a group.
+fn configuration(tokens: usize, halves: bool) -> Configuration {
     let n = tokens as u8;
-    Configuration::new([n, n, n, n, n, n, 8, 8], [64, 64, 64, 64, 32, 32, 64, 64])
+    let (quads, bytes) = if halves { (4, 16) } else { (8, 32) };
+    Configuration::new(
+        [n, n, n, n, n, n, quads, quads],
+        [64, 64, 64, 64, bytes, bytes, 64, 64],
+    )
 }
 
 /// 64-byte aligned room.
@@ -64,10 +69,10 @@ struct Aligned<const N: usize>([u8; N]);
 /// What goes through memory.
 struct Room {
     /// Activations of a chunk, where columns are not evenly spaced.
-    acts: Aligned<4096>,
+    acts: [Aligned<4096>; MAX_COLUMNS / TOKENS],
     /// Eight groups of eight quads.
     weights: Aligned<4096>,
-    /// Sums of eight groups for sixteen columns.
+    /// The last eight products, each of sixteen columns.
     sums: Aligned<8192>,
     /// For each chunk of a part, for each 16 columns.
     factors: [[MaybeUninit<Factors>; MAX_COLUMNS / TOKENS]; PART],
@@ -131,6 +136,11 @@ struct Codes {
 }
 
 impl Codes {
+    const NONE: Codes = Codes {
+        start: core::ptr::null(),
+        stride: 0,
+    };
+
     /// `None` where columns are not evenly spaced in memory.
     fn evenly(columns: &[Column<'_>]) -> Option<Codes> {
         let at = |c: &Column<'_>| c.q.as_ptr() as usize;
@@ -146,7 +156,7 @@ impl Codes {
 }
 
 /// All pairs of panels with sixteens of columns, or with fewer than sixteen but at least
-/// [`FEWEST`], if the format suits tiles. Returns the number of panels done.
+/// [`FEWEST`]. Returns the number of panels done.
 #[inline(always)]
 pub(super) unsafe fn pairs<F: Format>(
     f: F,
@@ -154,14 +164,11 @@ pub(super) unsafe fn pairs<F: Format>(
     columns: &[Column<'_>],
     out: &mut [&mut [f32]],
 ) -> usize {
-    if F::SIXTEENS && !F::OWN_MINIMA && !negated::<F>() {
-        return 0;
-    }
-    let configuration = configuration(columns.len().min(TOKENS));
+    let configuration = configuration(columns.len().min(TOKENS), halves::<F>());
     asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, readonly));
     let done = w.panels() / 2 * 2;
     let mut room = Room {
-        acts: Aligned([0; 4096]),
+        acts: [const { Aligned([0; 4096]) }; MAX_COLUMNS / TOKENS],
         weights: Aligned([0; 4096]),
         sums: Aligned([0; 8192]),
         // Filled chunk by chunk before they are read.
@@ -215,30 +222,24 @@ unsafe fn two_panels<F: Format>(
         let (mut sixteens, mut thirties) = (Sixteens::<S>::zero(), Thirties::<S>::zero());
         if F::SIXTEENS {
             f.sixteens(at, stride, groups, &mut sixteens);
-            let factors = Some(&sixteens.scales);
+            let factors = (!halves::<F>()).then_some(&sixteens.scales);
             unpack(f, codes, stride, groups, factors, &mut room.weights);
         } else {
             f.thirties(at, stride, groups, &mut thirties);
             unpack(f, codes, stride, groups, None, &mut room.weights);
         }
-        let blocks = total.as_chunks_mut::<TOKENS>().0.iter_mut();
-        let factors = &room.factors[i - part.start];
-        for (b, (total, factors)) in blocks.zip(factors).enumerate() {
-            if TOKENS * b >= columns.len() {
-                break;
-            }
-            let factors = factors.assume_init_ref();
-            let codes = codes_at((columns, even), TOKENS * b, 8 * i, &mut room.acts);
-            for g in 4 * b..4 * b + 4 {
-                ahead::<S, 1>(at, stride, g, step / 8);
-            }
-            multiply(codes, &room.weights, groups, &mut room.sums);
-            if F::SIXTEENS {
-                scale_16::<F>(&sixteens, factors, groups, &room.sums, total);
-            } else {
-                scale_32::<F>(&thirties, factors, groups, &room.sums, total);
-            }
+        for g in 0..groups {
+            ahead::<S, 1>(at, stride, g, step / 8);
         }
+        let blocks = columns.len().div_ceil(TOKENS);
+        let mut acts = [Codes::NONE; MAX_COLUMNS / TOKENS];
+        for (b, (codes, room)) in acts.iter_mut().zip(&mut room.acts).take(blocks).enumerate() {
+            *codes = codes_at((columns, even), TOKENS * b, 8 * i, room);
+        }
+        let factors = &room.factors[i - part.start];
+        let scales = (&sixteens, &thirties);
+        let tiles = (&acts[..blocks], &room.weights);
+        products::<F>(tiles, scales, factors, groups, &mut room.sums, total);
     }
 }
 
@@ -267,6 +268,12 @@ unsafe fn codes_at(
             }
         }
     }
+}
+
+/// Whether halves of groups are summed apart: there are sub-scales, and codes times sub-scales
+/// do not fit a byte.
+const fn halves<F: Format>() -> bool {
+    F::SIXTEENS && !F::OWN_MINIMA && !negated::<F>()
 }
 
 /// Whether codes are multiplied by sub-scales and negated: −4 … 3 by −32 … 31.
@@ -306,20 +313,21 @@ unsafe fn unpack<F: Format>(
     }
 }
 
-/// One tile of sums.
-macro_rules! product {
-    ($sums:tt, $acts:tt, $weights:tt, $q:expr, $stride:expr, $w:expr, $to:expr) => {
+/// Products between the start of one and its scaling.
+const LAG: usize = 4;
+
+/// Zeroes a tile of sums and starts a product into it.
+macro_rules! start {
+    ($sums:tt, $acts:tt, $weights:tt, $q:expr, $stride:expr, $w:expr) => {
         asm!(
-            concat!("tilezero ", $sums),
             concat!("tileloadd ", $acts, ", [{q} + {s}*1]"),
             concat!("tileloadd ", $weights, ", [{w} + {b}*1]"),
+            concat!("tilezero ", $sums),
             concat!("tdpbssd ", $sums, ", ", $acts, ", ", $weights),
-            concat!("tilestored [{to} + {b}*1], ", $sums),
             q = in(reg) $q,
             s = in(reg) $stride,
             w = in(reg) $w,
             b = in(reg) 64usize,
-            to = in(reg) $to,
             out($sums) _,
             out($acts) _,
             out($weights) _,
@@ -328,86 +336,132 @@ macro_rules! product {
     };
 }
 
-/// Sums of `groups`, rounded up to fours: `weights` and the activations are there for eight, also
-/// where a chunk has fewer.
+/// Stores a tile of sums.
+macro_rules! finish {
+    ($sums:tt, $to:expr) => {
+        asm!(
+            concat!("tilestored [{to} + {b}*1], ", $sums),
+            to = in(reg) $to,
+            b = in(reg) 64usize,
+            options(nostack)
+        )
+    };
+}
+
+/// All products of a chunk, and what is done with them.
 #[inline(always)]
-unsafe fn multiply(codes: Codes, weights: &Aligned<4096>, groups: usize, sums: &mut Aligned<8192>) {
-    let (q, w, to) = (codes.start, weights.0.as_ptr(), sums.0.as_mut_ptr());
-    for i in (0..groups).step_by(4) {
-        macro_rules! part {
-            ($i:literal, $sums:tt, $acts:tt, $weights:tt) => {
-                product!(
-                    $sums,
-                    $acts,
-                    $weights,
-                    q.add(32 * (i + $i)),
-                    codes.stride,
-                    w.add(512 * (i + $i)),
-                    to.add(1024 * (i + $i))
-                );
+unsafe fn products<F: Format>(
+    (acts, weights): (&[Codes], &Aligned<4096>),
+    (sixteens, thirties): (&Sixteens<S>, &Thirties<S>),
+    factors: &[MaybeUninit<Factors>; MAX_COLUMNS / TOKENS],
+    groups: usize,
+    sums: &mut Aligned<8192>,
+    total: &mut [__m512; MAX_COLUMNS],
+) {
+    let (parts, bytes) = if halves::<F>() { (2, 16) } else { (1, 32) };
+    // Rounded up to fours, as many as tiles of sums: weights and activations are there for eight
+    // groups, also where a chunk has fewer.
+    let each = (parts * groups).next_multiple_of(4);
+    let count = each * acts.len();
+    let to = sums.0.as_mut_ptr();
+    let slot = |i: usize| to.wrapping_add(1024 * (i % 8));
+    // Step i starts product i, which is number j of a block, and stores product i − 2. Tiles keep
+    // their values between pieces of assembly: nothing else uses them.
+    macro_rules! step {
+        ($i:expr, $block:expr, $j:expr, $sums:tt, $acts:tt, $weights:tt, $old:tt) => {
+            let i: usize = $i;
+            if i < count {
+                let codes = *acts.get_unchecked($block);
+                let q = codes.start.add(bytes * $j);
+                let w = weights.0.as_ptr().add(16 * bytes * $j);
+                start!($sums, $acts, $weights, q, codes.stride, w);
+            }
+            if i >= 2 && i < count + 2 {
+                finish!($old, slot(i - 2));
+            }
+        };
+    }
+    macro_rules! four_steps {
+        ($i:expr, $block:expr, $j:expr $(, $then:ident)?) => {
+            step!($i, $block, $j, "tmm0", "tmm4", "tmm6", "tmm2");
+            $($then!(0);)?
+            step!($i + 1, $block, $j + 1, "tmm1", "tmm5", "tmm7", "tmm3");
+            $($then!(1);)?
+            step!($i + 2, $block, $j + 2, "tmm2", "tmm4", "tmm6", "tmm0");
+            $($then!(2);)?
+            step!($i + 3, $block, $j + 3, "tmm3", "tmm5", "tmm7", "tmm1");
+            $($then!(3);)?
+        };
+    }
+    four_steps!(0, 0, 0);
+    let blocks = total.as_chunks_mut::<TOKENS>().0.iter_mut().zip(factors);
+    for (b, (total, factors)) in blocks.enumerate().take(acts.len()) {
+        let factors = factors.assume_init_ref();
+        let mut t = *total;
+        if negated::<F>() {
+            t = [S::zero(); TOKENS];
+        }
+        for j in (0..each).step_by(4) {
+            let (i, first) = (each * b + j, j);
+            macro_rules! scaled {
+                ($k:literal) => {
+                    let g = (first + $k) / parts;
+                    if $k % parts == parts - 1 && g < groups {
+                        let sums = slot(i + $k + 1 - parts);
+                        scale::<F>((sixteens, thirties), factors, g, sums, &mut t);
+                    }
+                };
+            }
+            let (block, j) = match j + LAG {
+                next if next < each => (b, next),
+                _ => (b + 1, 0),
             };
+            four_steps!(i + LAG, block, j, scaled);
         }
-        part!(0, "tmm0", "tmm4", "tmm6");
-        part!(1, "tmm1", "tmm5", "tmm7");
-        part!(2, "tmm2", "tmm4", "tmm6");
-        part!(3, "tmm3", "tmm5", "tmm7");
+        if negated::<F>() {
+            for (total, t) in total.iter_mut().zip(t) {
+                *total = S::fnma(sixteens.d, t, *total);
+            }
+        } else {
+            *total = t;
+        }
     }
 }
 
-/// Adds the sums of a chunk with a scale for each group.
+/// Adds the sums of group `g` to the totals of 16 columns.
 #[inline(always)]
-unsafe fn scale_32<F: Format>(
-    scales: &Thirties<S>,
+unsafe fn scale<F: Format>(
+    (sixteens, thirties): (&Sixteens<S>, &Thirties<S>),
     x: &Factors,
-    groups: usize,
-    sums: &Aligned<8192>,
+    g: usize,
+    sums: *const u8,
     total: &mut [__m512; TOKENS],
 ) {
-    let mut t = *total;
-    for (g, sums) in sums.0.chunks_exact(1024).enumerate().take(groups) {
-        let (scale, offset) = (scales.scales[g], scales.offsets[g]);
-        for (i, t) in t.iter_mut().enumerate() {
-            let dot = S::float(S::load_sums(sums.as_ptr().add(64 * i)));
-            *t = S::fma(S::mul(dot, scale), S::splat_f(x.d[g][i]), *t);
+    let dot = |c: usize| S::float(S::load_sums(sums.add(64 * c)));
+    if negated::<F>() {
+        for (c, t) in total.iter_mut().enumerate() {
+            *t = S::fma(dot(c), S::splat_f(x.d[g][c]), *t);
+        }
+    } else if halves::<F>() {
+        let [s0, s1] = S::halves(sixteens.scales[g]).map(|s| S::mul(s, sixteens.d));
+        for (c, t) in total.iter_mut().enumerate() {
+            let other = S::float(S::load_sums(sums.add(1024 + 64 * c)));
+            let dot = S::fma(dot(c), s0, S::mul(other, s1));
+            *t = S::fma(dot, S::splat_f(x.d[g][c]), *t);
+        }
+    } else if F::SIXTEENS {
+        let [o0, o1] = S::halves(sixteens.offsets[g]).map(|o| S::mul(o, sixteens.m));
+        for (c, t) in total.iter_mut().enumerate() {
+            *t = S::fma(S::mul(dot(c), sixteens.d), S::splat_f(x.d[g][c]), *t);
+            *t = S::fnma(o0, S::splat_f(x.scaled_halves[2 * g][c]), *t);
+            *t = S::fnma(o1, S::splat_f(x.scaled_halves[2 * g + 1][c]), *t);
+        }
+    } else {
+        let (scale, offset) = (thirties.scales[g], thirties.offsets[g]);
+        for (c, t) in total.iter_mut().enumerate() {
+            *t = S::fma(S::mul(dot(c), scale), S::splat_f(x.d[g][c]), *t);
             if F::FIXED == 0 {
-                *t = S::fnma(offset, S::splat_f(x.scaled_sums[g][i]), *t);
-            }
-        }
-    }
-    *total = t;
-}
-
-/// Adds the sums of a chunk with sub-scales of sixteen, which are multiplied in.
-#[inline(always)]
-unsafe fn scale_16<F: Format>(
-    scales: &Sixteens<S>,
-    x: &Factors,
-    groups: usize,
-    sums: &Aligned<8192>,
-    total: &mut [__m512; TOKENS],
-) {
-    // Eight columns at a time: they may need two registers each.
-    for (half, total) in total.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        let (mut d, mut m) = ([S::zero(); 8], [S::zero(); 8]);
-        for (g, sums) in sums.0.chunks_exact(1024).enumerate().take(groups) {
-            let [o0, o1] = S::halves(scales.offsets[g]);
-            for i in 0..8 {
-                let c = 8 * half + i;
-                let scale = S::splat_f(x.d[g][c]);
-                let dot = S::float(S::load_sums(sums.as_ptr().add(64 * c)));
-                if negated::<F>() {
-                    d[i] = S::fnma(dot, scale, d[i]);
-                } else {
-                    d[i] = S::fma(dot, scale, d[i]);
-                    m[i] = S::fma(o0, S::splat_f(x.scaled_halves[2 * g][c]), m[i]);
-                    m[i] = S::fma(o1, S::splat_f(x.scaled_halves[2 * g + 1][c]), m[i]);
-                }
-            }
-        }
-        for i in 0..8 {
-            total[i] = S::fma(scales.d, d[i], total[i]);
-            if F::OWN_MINIMA {
-                total[i] = S::fnma(scales.m, m[i], total[i]);
+                *t = S::fnma(offset, S::splat_f(x.scaled_sums[g][c]), *t);
             }
         }
     }

@@ -39,6 +39,47 @@ fn every_task_runs_once_at_any_size() {
     }
 }
 
+/// Ranges never cross from one thread's share to another's, so that a range is one stretch of memory.
+#[test]
+fn ranges_cover_every_task_once() {
+    for threads in [1, 2, 3, 8] {
+        let mut pool = Pool::new(threads).expect("threads");
+        for tasks in [1, 2, 3, 7, 64, 1000] {
+            let seen: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+            pool.run_ranges(tasks, &|some, thread| {
+                assert!(thread < threads && !some.is_empty());
+                seen[some].iter().for_each(|n| {
+                    n.fetch_add(1, Relaxed);
+                });
+            });
+            assert!(
+                seen.iter().all(|n| n.load(Relaxed) == 1),
+                "{threads} threads, {tasks} tasks"
+            );
+        }
+    }
+}
+
+#[test]
+fn shares_are_even_and_cover_all_tasks() {
+    for threads in 1..=9 {
+        let pool = Pool::new(threads).expect("threads");
+        for tasks in 0..40 {
+            pool.shared.tasks.store(tasks, Relaxed);
+            let shares: Vec<_> = (0..threads).map(|t| pool.shared.share(t)).collect();
+            assert_eq!(
+                shares.iter().cloned().flatten().collect::<Vec<_>>(),
+                (0..tasks).collect::<Vec<_>>()
+            );
+            let lengths = shares.iter().map(|s| s.len());
+            assert!(
+                lengths.clone().max() <= lengths.min().map(|n| n + 1),
+                "{shares:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn workers_wake_after_they_slept() {
     let mut pool = Pool::start(4, 4, None, SPIN).expect("threads");
