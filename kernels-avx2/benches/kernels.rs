@@ -76,10 +76,10 @@ fn vectors(c: &mut Criterion) {
             k.swiglu(black_box(&mut y), &x);
         });
     });
-    group.bench_function("softmax", |b| {
+    group.bench_function("exp_block", |b| {
         b.iter(|| {
             y.copy_from_slice(&x);
-            k.softmax(black_box(&mut y));
+            k.exp_block(black_box(&mut y), f32::NEG_INFINITY)
         });
     });
     let mut halves = vec![f16::ZERO; 4096];
@@ -87,16 +87,16 @@ fn vectors(c: &mut Criterion) {
         b.iter(|| k.to_f16(black_box(&x), &mut halves))
     });
     group.finish();
-    let mut group = c.benchmark_group("attention, 512 positions of 64");
+    let mut group = c.benchmark_group("attention, 512 positions of 64, 3 queries");
     let mut cache = vec![f16::ZERO; 512 * 64];
     k.to_f16(&random.vector(512 * 64, 1.0), &mut cache);
     group.throughput(Throughput::Bytes(2 * cache.len() as u64));
-    let mut p = vec![0.0; 512];
+    let mut p = vec![0.0; 3 * 512];
     group.bench_function("scores", |b| {
-        b.iter(|| k.scores(black_box(&x[..64]), &cache, 0.125, &mut p))
+        b.iter(|| k.scores(black_box(&x[..3 * 64]), &cache, 64, &mut p))
     });
     group.bench_function("mix", |b| {
-        b.iter(|| k.mix(black_box(&x[..512]), &cache, &mut out[..64]))
+        b.iter(|| k.mix(black_box(&x[..3 * 512]), &cache, 64, &mut out[..3 * 64]))
     });
 }
 

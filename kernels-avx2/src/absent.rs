@@ -1,6 +1,6 @@
 //! The kernel type on processors of other architectures: it has no values.
 
-use myq_blocks::{Column, ColumnMut, Kernels, Rows, f16};
+use myq_blocks::{Column, Kernels, Rows};
 
 /// AVX2 kernels; no value exists on this architecture.
 #[derive(Clone, Copy, Debug)]
@@ -23,35 +23,7 @@ impl Kernels for Avx2 {
         match self {}
     }
 
-    fn quantize(self, _: &[f32], _: ColumnMut<'_>) {
-        match self {}
-    }
-
     fn matmul(self, _: Rows<'_>, _: &[Column<'_>], _: &mut [&mut [f32]]) {
-        match self {}
-    }
-
-    fn rms_norm(self, _: &[f32], _: &[f32], _: f32, _: &mut [f32]) {
-        match self {}
-    }
-
-    fn swiglu(self, _: &mut [f32], _: &[f32]) {
-        match self {}
-    }
-
-    fn softmax(self, _: &mut [f32]) {
-        match self {}
-    }
-
-    fn scores(self, _: &[f32], _: &[f16], _: f32, _: &mut [f32]) {
-        match self {}
-    }
-
-    fn mix(self, _: &[f32], _: &[f16], _: &mut [f32]) {
-        match self {}
-    }
-
-    fn to_f16(self, _: &[f32], _: &mut [f16]) {
         match self {}
     }
 }

@@ -263,11 +263,11 @@ fn sixteen_keys(rows: &[__m128i; 16], at: usize, m: usize, out: &mut [f32]) {
     }
 }
 
-/// See `Kernels::score_group`.
+/// See `Kernels::scores`.
 ///
 /// # Panics
 /// If `out` has no room for the scores.
-pub(crate) fn score_group(level: Level, q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
+pub(crate) fn scores(level: Level, q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
     let (queries, n) = (q.len() / dim, keys.len() / dim);
     assert!(out.len() >= queries * n, "room for the scores");
     // SAFETY: a `Level` is made where the processor has its instructions; the lengths are as
@@ -397,11 +397,11 @@ unsafe fn dots<L: Lanes, const R: usize>(
     out
 }
 
-/// See `Kernels::mix_group`.
+/// See `Kernels::mix`.
 ///
 /// # Panics
 /// If `p` is too short or `out` has no room for the sums.
-pub(crate) fn mix_group(level: Level, p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
+pub(crate) fn mix(level: Level, p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
     let (queries, n) = (out.len() / dim, values.len() / dim);
     assert!(p.len() >= queries * n, "weights of all values");
     // SAFETY: a `Level` is made where the processor has its instructions; the lengths are as

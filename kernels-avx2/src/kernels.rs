@@ -91,20 +91,6 @@ impl Kernels for Avx2 {
         vector::swiglu(self.level, gate, up);
     }
 
-    fn softmax(self, x: &mut [f32]) {
-        vector::softmax(self.level, x);
-    }
-
-    fn scores(self, q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]) {
-        // SAFETY: `self` was made by `with`, which found the instructions.
-        unsafe { vector::scores(q, keys, scale, out) }
-    }
-
-    fn mix(self, p: &[f32], values: &[f16], out: &mut [f32]) {
-        // SAFETY: `self` was made by `with`, which found the instructions.
-        unsafe { vector::mix(p, values, out) }
-    }
-
     fn to_f16(self, x: &[f32], out: &mut [f16]) {
         // SAFETY: `self` was made by `with`, which found the instructions.
         unsafe { vector::to_f16(x, out) }
@@ -128,11 +114,11 @@ impl Kernels for Avx2 {
         vector::exp_block(self.level, x, max)
     }
 
-    fn score_group(self, q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
-        attention::score_group(self.level, q, keys, dim, out);
+    fn scores(self, q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
+        attention::scores(self.level, q, keys, dim, out);
     }
 
-    fn mix_group(self, p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
-        attention::mix_group(self.level, p, values, dim, out);
+    fn mix(self, p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
+        attention::mix(self.level, p, values, dim, out);
     }
 }

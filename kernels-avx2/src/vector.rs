@@ -12,7 +12,7 @@
 //!    in registers over all positions.
 
 use crate::Level;
-use crate::format::{load_f32, store_f32};
+use crate::format::load_f32;
 use crate::lanes::{Eight, Lanes, Sixteen};
 use crate::rows::sum;
 use myq_blocks::f16;
@@ -113,13 +113,6 @@ unsafe fn silu_times<L: Lanes>(gate: *mut f32, up: *const f32) {
     }
 }
 
-/// See `Kernels::softmax`.
-pub(crate) fn softmax(level: Level, x: &mut [f32]) {
-    let (_, sum) = exp_block(level, x, f32::NEG_INFINITY);
-    let inverse = 1.0 / sum;
-    x.iter_mut().for_each(|v| *v *= inverse);
-}
-
 /// See `Kernels::exp_block`.
 pub(crate) fn exp_block(level: Level, x: &mut [f32], max: f32) -> (f32, f32) {
     // SAFETY: a `Level` is made where the processor has its instructions.
@@ -179,111 +172,6 @@ unsafe fn exp_block_of<L: Lanes>(x: &mut [f32], max: f32) -> (f32, f32) {
             x[whole..].copy_from_slice(&last[..rest]);
         }
         (max, L::sum(total))
-    }
-}
-
-/// Eight fp16 numbers from `at` on.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn load_half(values: &[f16], at: usize) -> __m256 {
-    let part = &values[at..at + 8];
-    // SAFETY: `part` has the sixteen bytes that the load reads; it needs no alignment.
-    _mm256_cvtph_ps(unsafe { _mm_loadu_si128(part.as_ptr().cast()) })
-}
-
-/// See `Kernels::scores`.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn scores(q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]) {
-    let dim = q.len();
-    let (fours, others) = out.as_chunks_mut::<4>();
-    for (out, keys) in fours.iter_mut().zip(keys.chunks_exact(4 * dim)) {
-        let (ab, cd) = keys.split_at(2 * dim);
-        let ((a, b), (c, d)) = (ab.split_at(dim), cd.split_at(dim));
-        *out = dots(q, [a, b, c, d]);
-        for v in out {
-            *v *= scale;
-        }
-    }
-    for (out, key) in others
-        .iter_mut()
-        .zip(keys[4 * dim * fours.len()..].chunks_exact(dim))
-    {
-        *out = scale * dots(q, [key])[0];
-    }
-}
-
-/// q times each of `K` keys.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn dots<const K: usize>(q: &[f32], keys: [&[f16]; K]) -> [f32; K] {
-    let mut total = [_mm256_setzero_ps(); K];
-    let (eights, rest) = q.as_chunks::<8>();
-    for (i, q) in eights.iter().enumerate() {
-        let q = load_f32(q, 0);
-        for k in 0..K {
-            total[k] = _mm256_fmadd_ps(q, load_half(keys[k], 8 * i), total[k]);
-        }
-    }
-    if !rest.is_empty() {
-        let q = load_f32(&padded(rest, 0.0), 0);
-        for k in 0..K {
-            let mut key = [f16::ZERO; 8];
-            key[..rest.len()].copy_from_slice(&keys[k][8 * eights.len()..]);
-            total[k] = _mm256_fmadd_ps(q, load_half(&key, 0), total[k]);
-        }
-    }
-    let mut out = [0.0; K];
-    for (out, v) in out.iter_mut().zip(total) {
-        *out = sum(v);
-    }
-    out
-}
-
-/// See `Kernels::mix`.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn mix(p: &[f32], values: &[f16], out: &mut [f32]) {
-    let dim = out.len();
-    let mut at = 0;
-    while dim - at >= 64 {
-        mix_part::<8>(p, values, at, out);
-        at += 64;
-    }
-    while dim - at >= 16 {
-        mix_part::<2>(p, values, at, out);
-        at += 16;
-    }
-    if dim - at >= 8 {
-        mix_part::<1>(p, values, at, out);
-        at += 8;
-    }
-    let last = &mut out[at..];
-    if !last.is_empty() {
-        let mut total = _mm256_setzero_ps();
-        for (p, value) in p.iter().zip(values.chunks_exact(dim)) {
-            let mut eight = [f16::ZERO; 8];
-            eight[..last.len()].copy_from_slice(&value[at..]);
-            total = _mm256_fmadd_ps(_mm256_set1_ps(*p), load_half(&eight, 0), total);
-        }
-        let mut eight = [0.0; 8];
-        store_f32(&mut eight, 0, total);
-        last.copy_from_slice(&eight[..last.len()]);
-    }
-}
-
-/// Values `at .. at + 8·N` of the mix.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn mix_part<const N: usize>(p: &[f32], values: &[f16], at: usize, out: &mut [f32]) {
-    let mut total = [_mm256_setzero_ps(); N];
-    for (p, value) in p.iter().zip(values.chunks_exact(out.len())) {
-        let p = _mm256_set1_ps(*p);
-        let value = &value[at..at + 8 * N];
-        for (n, t) in total.iter_mut().enumerate() {
-            *t = _mm256_fmadd_ps(p, load_half(value, 8 * n), *t);
-        }
-    }
-    for (n, t) in total.into_iter().enumerate() {
-        store_f32(out, at + 8 * n, t);
     }
 }
 

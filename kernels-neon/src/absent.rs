@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use myq_blocks::{Column, ColumnMut, Kernels, Rows, f16};
+use myq_blocks::{Column, Kernels, Rows};
 
 /// Kernels of 64-bit Arm processors; no value of it exists on this architecture.
 #[derive(Clone, Copy, Debug)]
@@ -27,35 +27,7 @@ impl Kernels for Neon {
         match self._private {}
     }
 
-    fn quantize(self, _: &[f32], _: ColumnMut<'_>) {
-        match self._private {}
-    }
-
     fn matmul(self, _: Rows<'_>, _: &[Column<'_>], _: &mut [&mut [f32]]) {
-        match self._private {}
-    }
-
-    fn rms_norm(self, _: &[f32], _: &[f32], _: f32, _: &mut [f32]) {
-        match self._private {}
-    }
-
-    fn swiglu(self, _: &mut [f32], _: &[f32]) {
-        match self._private {}
-    }
-
-    fn softmax(self, _: &mut [f32]) {
-        match self._private {}
-    }
-
-    fn scores(self, _: &[f32], _: &[f16], _: f32, _: &mut [f32]) {
-        match self._private {}
-    }
-
-    fn mix(self, _: &[f32], _: &[f16], _: &mut [f32]) {
-        match self._private {}
-    }
-
-    fn to_f16(self, _: &[f32], _: &mut [f16]) {
         match self._private {}
     }
 }

@@ -166,16 +166,7 @@ impl<const BITS: usize> Format for Dense<BITS> {
     fn codes(step: Step<'_>, _: usize) -> Codes {
         let b = &step.codes[..16 * BITS];
         let code = |j| vreinterpretq_s8_u8(Self::sixteen(b, j));
-        [
-            code(0),
-            code(1),
-            code(2),
-            code(3),
-            code(4),
-            code(5),
-            code(6),
-            code(7),
-        ]
+        std::array::from_fn(code)
     }
 
     #[inline(always)]

@@ -14,7 +14,7 @@ use crate::format::Format;
 use crate::kquants::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use crate::rows::{Coded, sweep};
 use crate::ternary::{Tq1_0, Tq2_0};
-use crate::{panels, quantize, vector};
+use crate::{attention, panels, quantize, vector};
 
 /// Kernels of 64-bit Arm processors.
 #[derive(Clone, Copy, Debug)]
@@ -119,19 +119,31 @@ impl Kernels for Neon {
         vector::swiglu(gate, up);
     }
 
-    fn softmax(self, x: &mut [f32]) {
-        vector::softmax(x);
-    }
-
-    fn scores(self, q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]) {
-        vector::scores(q, keys, scale, out);
-    }
-
-    fn mix(self, p: &[f32], values: &[f16], out: &mut [f32]) {
-        vector::mix(p, values, out);
-    }
-
     fn to_f16(self, x: &[f32], out: &mut [f16]) {
         vector::to_f16(x, out);
+    }
+
+    fn to_f32(self, x: &[f16], out: &mut [f32]) {
+        attention::to_f32(x, out);
+    }
+
+    fn transpose(self, keys: &[f16], dim: usize, out: &mut [f32]) {
+        attention::transpose(keys, dim, out);
+    }
+
+    fn product(self, a: &[f32], b: &[f32], inner: usize, out: &mut [f32]) {
+        attention::product(a, b, inner, out);
+    }
+
+    fn exp_block(self, x: &mut [f32], max: f32) -> (f32, f32) {
+        vector::exp_block(x, max)
+    }
+
+    fn scores(self, q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
+        attention::scores(q, keys, dim, out);
+    }
+
+    fn mix(self, p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
+        attention::mix(p, values, dim, out);
     }
 }

@@ -174,16 +174,7 @@ impl Format for Q3K {
         // A set high bit adds 4 and the offset takes 4 off: only a clear one changes anything.
         let (low, mask, four) = (pairs(b, 32, u), high_bits(b, 0, u), vdupq_n_u8(4));
         let code = |i: usize| vreinterpretq_s8_u8(vsubq_u8(low[i], vbicq_u8(four, mask[i])));
-        [
-            code(0),
-            code(1),
-            code(2),
-            code(3),
-            code(4),
-            code(5),
-            code(6),
-            code(7),
-        ]
+        std::array::from_fn(code)
     }
 
     #[inline(always)]
@@ -283,16 +274,7 @@ impl Format for Q5K {
     fn codes(b: Self::Step<'_>, u: usize) -> Codes {
         let (low, mask, bit) = (nibbles(b, 48, u), high_bits(b, 16, u), vdupq_n_u8(16));
         let code = |i: usize| vreinterpretq_s8_u8(vorrq_u8(low[i], vandq_u8(mask[i], bit)));
-        [
-            code(0),
-            code(1),
-            code(2),
-            code(3),
-            code(4),
-            code(5),
-            code(6),
-            code(7),
-        ]
+        std::array::from_fn(code)
     }
 
     #[inline(always)]

@@ -9,6 +9,8 @@
 //! On other architectures the type exists, has no values, and `new` returns `None`.
 
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod attention;
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 mod dense;
 #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
 mod dot;

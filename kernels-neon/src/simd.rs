@@ -160,6 +160,8 @@ instructions! {
     vuzp1q_u8(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t;
     vuzp1q_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
     vuzp2q_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
+    vzip1q_f32(a: float32x4_t, b: float32x4_t) -> float32x4_t;
+    vzip2q_f32(a: float32x4_t, b: float32x4_t) -> float32x4_t;
     vzip1q_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
     vzip2q_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
     vuzp1q_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
@@ -197,6 +199,7 @@ instructions! {
     vaddq_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
     vaddq_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
     vsubq_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
+    vpaddq_f32(a: float32x4_t, b: float32x4_t) -> float32x4_t;
     vpaddq_s16(a: int16x8_t, b: int16x8_t) -> int16x8_t;
     vpaddq_s32(a: int32x4_t, b: int32x4_t) -> int32x4_t;
     vpaddlq_s16(a: int16x8_t) -> int32x4_t;
@@ -320,6 +323,14 @@ pub(crate) fn part<const N: usize, T>(from: &[T], at: usize) -> &[T; N] {
     from[at..]
         .first_chunk()
         .expect("kernel reads within its block")
+}
+
+/// As [`part`], to write to.
+#[inline(always)]
+pub(crate) fn part_mut<const N: usize, T>(to: &mut [T], at: usize) -> &mut [T; N] {
+    to[at..]
+        .first_chunk_mut()
+        .expect("kernel writes within its block")
 }
 
 /// Bytes 16·`i` … of `from`.

@@ -1,4 +1,4 @@
-//! Norm, activation, softmax and attention on fp32 with keys and values in fp16.
+//! Norm, activation, exponentials and conversions of fp32.
 //!
 //! The pseudo-code is that of `myq_blocks::scalar`, with
 //!
@@ -9,10 +9,7 @@
 //! Deviations:
 //!
 //! 1. Four lanes; what ends a vector is padded to a whole one or done by itself.
-//! 2. Below exp(−87.3), where fp32 leaves the normal numbers, softmax gives zero.
-//! 3. `scores` sums a key in sixteen lanes.
-//! 4. `mix` keeps 32 outputs (64 bytes of each value, a cache line) in registers over all
-//!    positions, then four, then one.
+//! 2. Below exp(−87.3), where fp32 leaves the normal numbers, a softmax gets zero.
 
 use myq_blocks::f16;
 
@@ -117,110 +114,37 @@ pub(crate) fn swiglu(gate: &mut [f32], up: &[f32]) {
     rest.copy_from_slice(&g[..rest.len()]);
 }
 
-/// See `Kernels::softmax`.
-pub(crate) fn softmax(x: &mut [f32]) {
+/// See `Kernels::exp_block`.
+pub(crate) fn exp_block(x: &mut [f32], max: f32) -> (f32, f32) {
     let (fours, rest) = x.as_chunks_mut::<4>();
     let mut last = [f32::NEG_INFINITY; 4];
     last[..rest.len()].copy_from_slice(rest);
-    let max = fours
+    let most = fours
         .iter()
-        .fold(load_f32(&last), |m, v| vmaxnmq_f32(m, load_f32(v)));
-    let max = vdupq_n_f32(vmaxnmvq_f32(max));
+        .fold(vdupq_n_f32(max), |m, v| vmaxnmq_f32(m, load_f32(v)));
+    let max = vmaxnmvq_f32(vmaxnmq_f32(most, load_f32(&last)));
+    let most = vdupq_n_f32(max);
     let mut sum = vdupq_n_f32(0.0);
     for v in fours.iter_mut().chain([&mut last]) {
-        let e = exp_or_zero(vsubq_f32(load_f32(v), max));
+        let e = exp_or_zero(vsubq_f32(load_f32(v), most));
         sum = vaddq_f32(sum, e);
         store_f32(v, e);
     }
-    let inverse = 1.0 / vaddvq_f32(sum);
-    for v in fours.iter_mut().chain([&mut last]) {
-        let scaled = vmulq_n_f32(load_f32(v), inverse);
-        store_f32(v, scaled);
-    }
     rest.copy_from_slice(&last[..rest.len()]);
+    (max, vaddvq_f32(sum))
 }
 
 /// Four fp16 numbers.
 #[inline(always)]
-fn widen(v: &[f16], at: usize) -> float32x4_t {
+pub(crate) fn widen(v: &[f16], at: usize) -> float32x4_t {
     let v: &[f16; 4] = part(v, at);
     widen_half(&v.map(f16::to_bits))
 }
 
 /// A number by itself, with the same instruction.
 #[inline(always)]
-fn widen_one(v: f16) -> f32 {
+pub(crate) fn widen_one(v: f16) -> f32 {
     half(&v.to_le_bytes(), 0)
-}
-
-/// See `Kernels::scores`.
-pub(crate) fn scores(q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]) {
-    let (q_sixteens, q_rest) = q.as_chunks::<16>();
-    for (out, key) in out.iter_mut().zip(keys.chunks_exact(q.len())) {
-        let (sixteens, rest) = key.as_chunks::<16>();
-        let mut sums = [vdupq_n_f32(0.0); 4];
-        for (q, k) in q_sixteens.iter().zip(sixteens) {
-            add(
-                &mut sums,
-                &[widen(k, 0), widen(k, 4), widen(k, 8), widen(k, 12)],
-                q,
-            );
-        }
-        let last: f32 = q_rest
-            .iter()
-            .zip(rest)
-            .map(|(q, k)| q * widen_one(*k))
-            .sum();
-        *out = scale * (total(sums) + last);
-    }
-}
-
-/// See `Kernels::mix`.
-pub(crate) fn mix(p: &[f32], values: &[f16], out: &mut [f32]) {
-    let dim = out.len();
-    let (lines, rest) = out.as_chunks_mut::<32>();
-    let mut at = 0;
-    for out in lines {
-        let sums = mix_vectors::<8>(p, values, dim, at);
-        for (i, v) in sums.into_iter().enumerate() {
-            if let Some(out) = out[4 * i..].first_chunk_mut() {
-                store_f32(out, v);
-            }
-        }
-        at += 32;
-    }
-    let (fours, rest) = rest.as_chunks_mut::<4>();
-    for out in fours {
-        let [v] = mix_vectors::<1>(p, values, dim, at);
-        store_f32(out, v);
-        at += 4;
-    }
-    for out in rest {
-        *out = p
-            .iter()
-            .zip(values.chunks_exact(dim))
-            .map(|(p, v)| p * widen_one(v[at]))
-            .sum();
-        at += 1;
-    }
-}
-
-/// Outputs `at .. at + 4·N`.
-#[inline(always)]
-fn mix_vectors<const N: usize>(
-    p: &[f32],
-    values: &[f16],
-    dim: usize,
-    at: usize,
-) -> [float32x4_t; N] {
-    let mut sums = [vdupq_n_f32(0.0); N];
-    for (p, value) in p.iter().zip(values.chunks_exact(dim)) {
-        let value = &value[at..at + 4 * N];
-        for (i, sum) in sums.iter_mut().enumerate() {
-            *sum = vfmaq_n_f32(*sum, widen(value, 4 * i), *p);
-        }
-    }
-    sums
 }
 
 /// See `Kernels::to_f16`; NaN stays NaN, as in the reference.

@@ -302,16 +302,7 @@ fn quads<F: Format>(planes: &[u8], at: usize) -> Quads {
         let mask = ((1 << F::HIGH) - 1) << F::LOW;
         F::codes(insert(low(t), high, vdupq_n_u8(mask)))
     };
-    [
-        code(0),
-        code(1),
-        code(2),
-        code(3),
-        code(4),
-        code(5),
-        code(6),
-        code(7),
-    ]
+    std::array::from_fn(code)
 }
 
 #[inline(always)]

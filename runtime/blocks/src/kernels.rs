@@ -193,39 +193,39 @@ pub trait Kernels: Copy + Send + Sync + 'static {
         !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
     }
 
-    /// 8-bit form of `x`: for each 32 values `d = max|x| / 127`, `q = round(x / d)` with ties
-    /// to even, sums of 16 codes; zero padding to the end of `out`.
-    fn quantize(self, x: &[f32], out: ColumnMut<'_>);
-
     /// `out[c][r] = row r of w · columns[c]`; 1 to [`MAX_COLUMNS`] columns of `w.cols()`
     /// values, each `out[c]` of `w.rows()` values.
     fn matmul(self, w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]);
 
+    // Everything else is the reference unless a kernel is faster.
+
+    /// 8-bit form of `x`: for each 32 values `d = max|x| / 127`, `q = round(x / d)` with ties
+    /// to even, sums of 16 codes; zero padding to the end of `out`.
+    fn quantize(self, x: &[f32], out: ColumnMut<'_>) {
+        scalar::quantize(x, out);
+    }
+
     /// `out = x / sqrt(mean(x²) + eps) · weight`.
-    fn rms_norm(self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]);
+    fn rms_norm(self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        scalar::rms_norm(x, weight, eps, out);
+    }
 
     /// `gate = silu(gate) · up`.
-    fn swiglu(self, gate: &mut [f32], up: &[f32]);
-
-    /// Softmax in place; at least one value is finite.
-    fn softmax(self, x: &mut [f32]);
-
-    /// `out[p] = scale · (q · keys[p])` for `out.len()` keys of `q.len()` values each.
-    fn scores(self, q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]);
-
-    /// `out = Σ p[i] · values[i]` over `p.len()` vectors of `out.len()` values each.
-    fn mix(self, p: &[f32], values: &[f16], out: &mut [f32]);
+    fn swiglu(self, gate: &mut [f32], up: &[f32]) {
+        scalar::swiglu(gate, up);
+    }
 
     /// Rounds to fp16, out-of-range values to the largest finite one.
-    fn to_f16(self, x: &[f32], out: &mut [f16]);
-
-    // Attention in blocks of keys (see `myq_model::cache::tile`). Kernels that are only slower
-    // without their own versions may leave these out.
+    fn to_f16(self, x: &[f32], out: &mut [f16]) {
+        scalar::to_f16(x, out);
+    }
 
     /// `out = x`.
     fn to_f32(self, x: &[f16], out: &mut [f32]) {
         x.convert_to_f32_slice(out);
     }
+
+    // Attention in blocks of keys (see `myq_model::cache::tile`).
 
     /// Keys as [`Kernels::product`] takes them: `out[i·m + j] = keys[j·dim + i]` where `out`
     /// holds `dim` × m values, m not less than the number of keys; zero where there is no key.
@@ -244,29 +244,13 @@ pub trait Kernels: Copy + Send + Sync + 'static {
         scalar::exp_block(x, max)
     }
 
-    /// [`Kernels::scores`] for several queries of `dim` values, which meet the same keys:
-    /// `out` is queries × keys.
-    fn score_group(self, q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
-        let rows = out.chunks_exact_mut(keys.len() / dim);
-        q.chunks_exact(dim)
-            .zip(rows)
-            .for_each(|(q, out)| self.scores(q, keys, 1.0, out));
+    /// Products of several queries with the same keys, `dim` values each: `out` is queries × keys.
+    fn scores(self, q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
+        scalar::scores(q, keys, dim, out);
     }
 
-    /// [`Kernels::mix`] for several queries, added to `out`: `p` is queries × values, `out`
-    /// queries × `dim`.
-    fn mix_group(self, p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
-        let rows = p.chunks_exact(values.len() / dim);
-        for (p, out) in rows.zip(out.chunks_exact_mut(dim)) {
-            // On the stack, as no kernel may allocate.
-            let mut mixed = [0.0; 256];
-            match mixed.get_mut(..dim) {
-                Some(mixed) => {
-                    self.mix(p, values, mixed);
-                    out.iter_mut().zip(mixed).for_each(|(o, m)| *o += *m);
-                }
-                None => scalar::add_mix(p, values, out),
-            }
-        }
+    /// `out += p · values`: `p` is queries × values, `out` queries × `dim`.
+    fn mix(self, p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
+        scalar::mix(p, values, dim, out);
     }
 }

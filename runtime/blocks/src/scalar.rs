@@ -20,10 +20,6 @@ impl Kernels for Scalar {
         "scalar"
     }
 
-    fn quantize(self, x: &[f32], out: ColumnMut<'_>) {
-        quantize(x, out);
-    }
-
     fn matmul(self, w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
         for r in 0..w.rows() {
             for (column, out) in columns.iter().zip(out.iter_mut()) {
@@ -34,30 +30,6 @@ impl Kernels for Scalar {
             }
         }
     }
-
-    fn rms_norm(self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-        rms_norm(x, weight, eps, out);
-    }
-
-    fn swiglu(self, gate: &mut [f32], up: &[f32]) {
-        swiglu(gate, up);
-    }
-
-    fn softmax(self, x: &mut [f32]) {
-        softmax(x);
-    }
-
-    fn scores(self, q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]) {
-        scores(q, keys, scale, out);
-    }
-
-    fn mix(self, p: &[f32], values: &[f16], out: &mut [f32]) {
-        mix(p, values, out);
-    }
-
-    fn to_f16(self, x: &[f32], out: &mut [f16]) {
-        to_f16(x, out);
-    }
 }
 
 impl Kernels for Exact {
@@ -67,10 +39,6 @@ impl Kernels for Exact {
 
     fn wants_codes(self, _: DType) -> bool {
         false
-    }
-
-    fn quantize(self, x: &[f32], out: ColumnMut<'_>) {
-        quantize(x, out);
     }
 
     fn matmul(self, w: Rows<'_>, columns: &[Column<'_>], out: &mut [&mut [f32]]) {
@@ -102,30 +70,6 @@ impl Kernels for Exact {
                 }
             }
         }
-    }
-
-    fn rms_norm(self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-        rms_norm(x, weight, eps, out);
-    }
-
-    fn swiglu(self, gate: &mut [f32], up: &[f32]) {
-        swiglu(gate, up);
-    }
-
-    fn softmax(self, x: &mut [f32]) {
-        softmax(x);
-    }
-
-    fn scores(self, q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]) {
-        scores(q, keys, scale, out);
-    }
-
-    fn mix(self, p: &[f32], values: &[f16], out: &mut [f32]) {
-        mix(p, values, out);
-    }
-
-    fn to_f16(self, x: &[f32], out: &mut [f16]) {
-        to_f16(x, out);
     }
 }
 
@@ -282,33 +226,25 @@ pub fn swiglu(gate: &mut [f32], up: &[f32]) {
     }
 }
 
-/// Reference of [`Kernels::softmax`].
-pub fn softmax(x: &mut [f32]) {
-    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut sum = 0.0;
-    for v in x.iter_mut() {
-        *v = (*v - max).exp();
-        sum += *v;
-    }
-    let inverse = 1.0 / sum;
-    x.iter_mut().for_each(|v| *v *= inverse);
-}
-
-/// Reference of [`Kernels::scores`], for keys of any float type.
-pub fn scores<T: Copy + Into<f32>>(q: &[f32], keys: &[T], scale: f32, out: &mut [f32]) {
-    for (o, key) in out.iter_mut().zip(keys.chunks_exact(q.len())) {
-        *o = scale * q.iter().zip(key).map(|(q, k)| q * (*k).into()).sum::<f32>();
+/// Reference of [`Kernels::scores`].
+pub fn scores(q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
+    let rows = out.chunks_exact_mut(keys.len() / dim);
+    for (q, out) in q.chunks_exact(dim).zip(rows) {
+        for (o, key) in out.iter_mut().zip(keys.chunks_exact(dim)) {
+            *o = q.iter().zip(key).map(|(q, k)| q * k.to_f32()).sum();
+        }
     }
 }
 
-/// Reference of [`Kernels::mix`], for values of any float type.
-pub fn mix<T: Copy + Into<f32>>(p: &[f32], values: &[T], out: &mut [f32]) {
-    out.fill(0.0);
-    add_mix(p, values, out);
+/// Reference of [`Kernels::mix`].
+pub fn mix(p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
+    let rows = p.chunks_exact(values.len() / dim);
+    rows.zip(out.chunks_exact_mut(dim))
+        .for_each(|(p, out)| add_mix(p, values, out));
 }
 
-/// [`mix`], added to `out`: reference of [`Kernels::mix_group`] for one query.
-pub fn add_mix<T: Copy + Into<f32>>(p: &[f32], values: &[T], out: &mut [f32]) {
+/// `out += Σ p[i] · values[i]` over vectors of `out.len()` values.
+fn add_mix<T: Copy + Into<f32>>(p: &[f32], values: &[T], out: &mut [f32]) {
     for (p, value) in p.iter().zip(values.chunks_exact(out.len())) {
         for (o, v) in out.iter_mut().zip(value) {
             *o += p * (*v).into();

@@ -8,7 +8,7 @@ use myq_blocks::{Column, ColumnMut, DType, Kernels, Rows, f16};
 fn the_reference_passes() {
     let report = run(Scalar).unwrap();
     println!("{report}");
-    assert_eq!(report.lines.len(), 40 + 13);
+    assert_eq!(report.lines.len(), 40 + 10);
     assert!(report.lines.iter().all(|(_, n)| *n > 1000), "{report}");
 }
 
@@ -29,7 +29,9 @@ enum Fault {
     TiesAway,
     Rms,
     Silu,
-    Mask,
+    Exponent,
+    Transposed,
+    Product,
     Score,
     Mix,
     Overflow,
@@ -122,32 +124,50 @@ impl Kernels for Wrong {
         }
     }
 
-    fn softmax(self, x: &mut [f32]) {
-        let masked: Vec<bool> = x.iter().map(|v| *v == f32::NEG_INFINITY).collect();
-        Scalar.softmax(x);
-        for (x, _) in x
-            .iter_mut()
-            .zip(masked)
-            .filter(|(_, m)| *m && self.0 == Fault::Mask)
-        {
-            *x = 1e-30;
-        }
-    }
-
-    fn scores(self, q: &[f32], keys: &[f16], scale: f32, out: &mut [f32]) {
-        Scalar.scores(q, keys, scale, out);
-        if self.0 == Fault::Score && !q.len().is_multiple_of(8) {
-            out[0] -= scale * q[q.len() - 1] * keys[q.len() - 1].to_f32();
-        }
-    }
-
-    fn mix(self, p: &[f32], values: &[f16], out: &mut [f32]) {
-        let p = if self.0 == Fault::Mix {
-            &p[..p.len() - 1]
+    fn exp_block(self, x: &mut [f32], max: f32) -> (f32, f32) {
+        let (max, sum) = Scalar.exp_block(x, max);
+        let last = if self.0 == Fault::Exponent {
+            x[x.len() - 1]
         } else {
-            p
+            0.0
         };
-        Scalar.mix(p, values, out);
+        (max, sum - last)
+    }
+
+    fn transpose(self, keys: &[f16], dim: usize, out: &mut [f32]) {
+        // Leaves the places without a key as they are.
+        let before = out.to_vec();
+        Scalar.transpose(keys, dim, out);
+        let (n, m) = (keys.len() / dim, out.len() / dim);
+        for (i, (o, before)) in out.iter_mut().zip(before).enumerate() {
+            if self.0 == Fault::Transposed && i % m >= n {
+                *o = before;
+            }
+        }
+    }
+
+    fn product(self, a: &[f32], b: &[f32], inner: usize, out: &mut [f32]) {
+        if self.0 == Fault::Product {
+            out.fill(0.0);
+        }
+        Scalar.product(a, b, inner, out);
+    }
+
+    fn scores(self, q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
+        Scalar.scores(q, keys, dim, out);
+        if self.0 == Fault::Score && !dim.is_multiple_of(8) {
+            out[0] -= q[dim - 1] * keys[dim - 1].to_f32();
+        }
+    }
+
+    fn mix(self, p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
+        let (n, last) = (values.len() / dim, p.len() - 1);
+        let mut p = p.to_vec();
+        // The last query's weight of the last value.
+        if self.0 == Fault::Mix && n > 1 {
+            p[last] = 0.0;
+        }
+        Scalar.mix(&p, values, dim, out);
     }
 
     fn to_f16(self, x: &[f32], out: &mut [f16]) {
@@ -187,7 +207,9 @@ fn a_wrong_vector_operation_is_found() {
         (TiesAway, "quantize"),
         (Rms, "rms_norm"),
         (Silu, "swiglu"),
-        (Mask, "softmax"),
+        (Exponent, "exp_block"),
+        (Transposed, "transpose"),
+        (Product, "product"),
         (Score, "scores"),
         (Mix, "mix"),
         (Overflow, "to_f16"),

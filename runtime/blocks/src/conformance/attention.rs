@@ -18,8 +18,8 @@ pub(super) fn check<K: Kernels>(k: K) -> Result<Counts, Mismatch> {
     add("transpose", transpose(k)?);
     add("product", product(k)?);
     add("exp_block", exp_block(k)?);
-    add("score_group", score_group(k)?);
-    add("mix_group", mix_group(k)?);
+    add("scores", scores(k)?);
+    add("mix", mix(k)?);
     Ok(counts)
 }
 
@@ -105,7 +105,7 @@ fn product<K: Kernels>(k: K) -> Result<u64, Mismatch> {
     Ok(compared)
 }
 
-/// As for a softmax (see `vectors`): the difference to the maximum is rounded, u·|x − m| in
+/// The difference to the maximum is rounded, u·|x − m| in
 /// the exponent; 16 for the exponential; the sum is off by n·u of itself at most. Below −87 a
 /// kernel may give zero, which takes up to [`TINY`] each from the sum.
 fn exp_block<K: Kernels>(k: K) -> Result<u64, Mismatch> {
@@ -139,8 +139,9 @@ fn exp_block<K: Kernels>(k: K) -> Result<u64, Mismatch> {
     Ok(compared)
 }
 
-/// As `vectors::scores`, for several queries.
-fn score_group<K: Kernels>(k: K) -> Result<u64, Mismatch> {
+/// `dim` products added in any order: at most `dim` + 2 roundings on a path, of sizes up to the sum
+/// of all terms' sizes.
+fn scores<K: Kernels>(k: K) -> Result<u64, Mismatch> {
     let mut random = Random::new(34);
     let mut compared = 0;
     for dim in DIMS {
@@ -150,7 +151,7 @@ fn score_group<K: Kernels>(k: K) -> Result<u64, Mismatch> {
                 let q = random.vector(n * dim, size);
                 let stored = halves(&mut random, dim * keys, size);
                 let mut out = vec![f32::NAN; n * keys];
-                k.score_group(&q, &stored, dim, &mut out);
+                k.scores(&q, &stored, dim, &mut out);
                 let terms = |i: usize| {
                     let (q, key) = (&q[i / keys * dim..], &stored[i % keys * dim..]);
                     let pairs = q.iter().zip(key).take(dim);
@@ -159,7 +160,7 @@ fn score_group<K: Kernels>(k: K) -> Result<u64, Mismatch> {
                 let want: Vec<f64> = (0..n * keys).map(|i| terms(i).sum()).collect();
                 let tolerance =
                     |i: usize| (dim + 2) as f64 * UNIT * terms(i).map(f64::abs).sum::<f64>();
-                let what = format!("score_group of {n} queries, {keys} keys of {dim}");
+                let what = format!("scores of {n} queries, {keys} keys of {dim}");
                 compared += near(k, &what, &out, &want, tolerance)?;
             }
         }
@@ -168,7 +169,7 @@ fn score_group<K: Kernels>(k: K) -> Result<u64, Mismatch> {
 }
 
 /// As `product`, with values in fp16.
-fn mix_group<K: Kernels>(k: K) -> Result<u64, Mismatch> {
+fn mix<K: Kernels>(k: K) -> Result<u64, Mismatch> {
     let mut random = Random::new(35);
     let mut compared = 0;
     for dim in DIMS.into_iter().chain([264]) {
@@ -178,7 +179,7 @@ fn mix_group<K: Kernels>(k: K) -> Result<u64, Mismatch> {
                 let stored = halves(&mut random, dim * count, [1.0, 60000.0][count % 2]);
                 let before = random.vector(n * dim, 1.0);
                 let mut out = before.clone();
-                k.mix_group(&p, &stored, dim, &mut out);
+                k.mix(&p, &stored, dim, &mut out);
                 let terms = |i: usize| {
                     let (p, stored) = (&p[i / dim * count..], &stored);
                     let products = (0..count)
@@ -188,7 +189,7 @@ fn mix_group<K: Kernels>(k: K) -> Result<u64, Mismatch> {
                 let want: Vec<f64> = (0..n * dim).map(|i| terms(i).sum()).collect();
                 let tolerance =
                     |i: usize| (count + 2) as f64 * UNIT * terms(i).map(f64::abs).sum::<f64>();
-                let what = format!("mix_group of {n} queries, {count} values of {dim}");
+                let what = format!("mix of {n} queries, {count} values of {dim}");
                 compared += near(k, &what, &out, &want, tolerance)?;
             }
         }

@@ -19,9 +19,6 @@ pub(super) fn check<K: Kernels>(k: K) -> Result<Counts, Mismatch> {
     add("quantize", quantize(k)?);
     add("rms_norm", rms_norm(k)?);
     add("swiglu", swiglu(k)?);
-    add("softmax", softmax(k)?);
-    add("scores", scores(k)?);
-    add("mix", mix(k)?);
     add("to_f16", to_f16(k)?);
     counts.extend(attention::check(k)?);
     Ok(counts)
@@ -206,46 +203,6 @@ fn swiglu<K: Kernels>(k: K) -> Result<u64, Mismatch> {
     Ok(compared)
 }
 
-/// Relative error of one value: the difference to the maximum is rounded, u·|x − max| in
-/// the exponent; 16 for the exponential; the sum is off by n·u at most; division and product.
-fn softmax<K: Kernels>(k: K) -> Result<u64, Mismatch> {
-    let mut random = Random::new(24);
-    let mut compared = 0;
-    for n in LENGTHS {
-        for (size, shift) in [
-            (1.0, 0.0),
-            (10.0, 0.0),
-            (100.0, -1e3),
-            (1e4, 1e6),
-            (0.0, 3e38),
-            (1e30, 0.0),
-        ] {
-            for masked in [false, true] {
-                let mut x: Vec<f32> = random.vector(n, size).iter().map(|v| v + shift).collect();
-                if masked {
-                    // All but one place in three is masked.
-                    x.iter_mut()
-                        .enumerate()
-                        .filter(|(i, _)| i % 3 != 0)
-                        .for_each(|(_, v)| *v = f32::NEG_INFINITY);
-                }
-                let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                let below: Vec<f64> = x.iter().map(|v| f64::from(*v) - f64::from(max)).collect();
-                let sum: f64 = below.iter().map(|b| b.exp()).sum();
-                let want: Vec<f64> = below.iter().map(|b| b.exp() / sum).collect();
-                k.softmax(&mut x);
-                let what = format!("softmax of {n} × {size:e} at {shift:e}, masked {masked}");
-                let tolerance = |i: usize| match below[i] {
-                    f64::NEG_INFINITY => 0.0,
-                    b => (b.abs().min(100.0) + n as f64 + 24.0) * UNIT * want[i] + TINY,
-                };
-                compared += near(k, &what, &x, &want, tolerance)?;
-            }
-        }
-    }
-    Ok(compared)
-}
-
 pub(super) fn halves(random: &mut Random, n: usize, size: f32) -> Vec<f16> {
     (0..n)
         .map(|i| match i % 23 {
@@ -253,76 +210,6 @@ pub(super) fn halves(random: &mut Random, n: usize, size: f32) -> Vec<f16> {
             _ => f16::from_f32((size * random.bell()).clamp(-65504.0, 65504.0)),
         })
         .collect()
-}
-
-/// n products added in any order: at most n + 2 roundings on a path, of sizes Σ|terms|.
-fn scores<K: Kernels>(k: K) -> Result<u64, Mismatch> {
-    let mut random = Random::new(25);
-    let mut compared = 0;
-    for dim in [1, 7, 8, 9, 31, 32, 64, 80, 96, 100, 128, 256] {
-        for keys in [1, 2, 3, 4, 5, 7, 8, 9, 31, 100] {
-            let size = [1.0, 1000.0][keys % 2];
-            let q = random.vector(dim, size);
-            let stored = halves(&mut random, dim * keys, size);
-            let mut out = vec![f32::NAN; keys];
-            k.scores(&q, &stored, 0.125, &mut out);
-            let terms = |p: usize| {
-                let key = &stored[p * dim..(p + 1) * dim];
-                q.iter()
-                    .zip(key)
-                    .map(|(q, k)| 0.125 * f64::from(*q) * k.to_f64())
-            };
-            let want: Vec<f64> = (0..keys).map(|p| terms(p).sum()).collect();
-            let tolerance =
-                |p: usize| (dim + 2) as f64 * UNIT * terms(p).map(f64::abs).sum::<f64>();
-            compared += near(
-                k,
-                &format!("scores of {keys} keys of {dim}"),
-                &out,
-                &want,
-                tolerance,
-            )?;
-        }
-    }
-    Ok(compared)
-}
-
-/// As [`scores`], over positions.
-fn mix<K: Kernels>(k: K) -> Result<u64, Mismatch> {
-    let mut random = Random::new(26);
-    let mut compared = 0;
-    for dim in [1, 7, 8, 9, 31, 32, 64, 80, 96, 100, 128, 256] {
-        for n in [1, 2, 3, 4, 5, 7, 8, 9, 31, 100] {
-            let p: Vec<f32> = (0..n)
-                .map(|i| {
-                    if i % 5 == 3 {
-                        0.0
-                    } else {
-                        random.signed().abs()
-                    }
-                })
-                .collect();
-            let stored = halves(&mut random, dim * n, [1.0, 60000.0][n % 2]);
-            let mut out = vec![f32::NAN; dim];
-            k.mix(&p, &stored, &mut out);
-            let terms = |i: usize| {
-                p.iter().enumerate().map({
-                    let stored = &stored;
-                    move |(j, p)| f64::from(*p) * stored[j * dim + i].to_f64()
-                })
-            };
-            let want: Vec<f64> = (0..dim).map(|i| terms(i).sum()).collect();
-            let tolerance = |i: usize| (n + 2) as f64 * UNIT * terms(i).map(f64::abs).sum::<f64>();
-            compared += near(
-                k,
-                &format!("mix of {n} values of {dim}"),
-                &out,
-                &want,
-                tolerance,
-            )?;
-        }
-    }
-    Ok(compared)
 }
 
 /// To the bit: rounding to even, subnormals, and the clamp.

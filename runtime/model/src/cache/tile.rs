@@ -129,7 +129,7 @@ impl<'a> Tile<'a> {
         let weights = &mut self.weights[..rows * m];
         match block {
             Block::F16(stored, _) if few => {
-                return k.score_group(self.queries, stored, dim, weights);
+                return k.scores(self.queries, stored, dim, weights);
             }
             Block::F16(stored, _) => k.transpose(stored, dim, keys),
             Block::F32(stored, _) => scalar::transpose(stored, dim, keys),
@@ -169,7 +169,7 @@ impl<'a> Tile<'a> {
         let weights = &self.weights[..rows * m];
         let values = &mut self.values[..m * dim];
         match block {
-            Block::F16(_, stored) if few => return k.mix_group(weights, stored, dim, self.mixed),
+            Block::F16(_, stored) if few => return k.mix(weights, stored, dim, self.mixed),
             Block::F16(_, stored) => k.to_f32(stored, &mut values[..stored.len()]),
             Block::F32(_, stored) => values[..stored.len()].copy_from_slice(stored),
         }

@@ -9,6 +9,7 @@ use std::io::{StdoutLock, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use myq_engine::bandwidth::Pages;
+use myq_engine::map::page_size;
 use myq_engine::repack::Repack;
 use myq_engine::{Engine, Mapped, Options, bandwidth, memory};
 use serde::Serialize;
@@ -115,7 +116,7 @@ fn pages_of(file: &Mapped) -> Pages {
     };
     let sum = part
         .iter()
-        .step_by(4096)
+        .step_by(page_size())
         .fold(0u8, |s, b| s.wrapping_add(*b));
     std::hint::black_box(sum);
     match memory::in_large_pages(all) {
