@@ -1,12 +1,13 @@
 //! Products per format and vector operations, on the conformance shapes.
 //!
-//! One column is given in bytes of weights a second, sixteen in multiply-adds. Run with
+//! One column is given in bytes of weights a second, more in multiply-adds. Run with
 //! `--test` (as `cargo test --benches` does) it tries everything once.
 
 use criterion::{Bencher, Criterion, Throughput, criterion_group, criterion_main};
 use kernels_avx2::Avx2;
 use myq_blocks::conformance::{BENCH_SHAPES, Columns, Random, bench_matrix, formats};
-use myq_blocks::{ColumnMut, DType, Kernels, Rows, f16};
+use myq_blocks::panels::{self, PANEL};
+use myq_blocks::{ColumnMut, DType, Kernels, Layout, Rows, f16};
 use std::hint::black_box;
 use std::time::Duration;
 
@@ -34,12 +35,27 @@ fn matrices(c: &mut Criterion) {
             let Some(data) = bench_matrix(dtype, rows, cols) else {
                 continue;
             };
-            let w = Rows::new(dtype, cols, &data).expect("whole rows");
-            let mut group = c.benchmark_group(format!("{rows}x{cols}"));
-            group.throughput(Throughput::Bytes(data.len() as u64));
-            group.bench_function(format!("{}/1", dtype.name()), |b| products(b, k, w, 1));
-            group.throughput(Throughput::Elements(16 * (rows * cols) as u64));
-            group.bench_function(format!("{}/16", dtype.name()), |b| products(b, k, w, 16));
+            let mut packed = data.clone();
+            let mut layouts = vec![(Layout::Plain, &data)];
+            if panels::has_panels(dtype, cols) {
+                let panel = PANEL * data.len() / rows;
+                for (from, to) in data.chunks_exact(panel).zip(packed.chunks_exact_mut(panel)) {
+                    panels::pack(dtype, cols, from, to);
+                }
+                layouts.push((Layout::Rows8, &packed));
+            }
+            for (layout, data) in layouts {
+                let w = Rows::in_layout(layout, dtype, cols, data).expect("whole rows");
+                let mut group = c.benchmark_group(format!("{rows}x{cols}, {}", layout.name()));
+                for columns in [1, 16, 32] {
+                    group.throughput(match columns {
+                        1 => Throughput::Bytes(data.len() as u64),
+                        n => Throughput::Elements((n * rows * cols) as u64),
+                    });
+                    let name = format!("{}/{columns}", dtype.name());
+                    group.bench_function(name, |b| products(b, k, w, columns));
+                }
+            }
         }
     }
 }

@@ -1,15 +1,11 @@
-//! Norm, activation, softmax, and attention over keys and values in fp16.
+//! Norm, activation, exponentials and conversions of fp32.
 //!
 //! ```text
 //! exp(x) = 2^n · p(r), n = round(x / ln 2), r = x − n·ln 2 in two parts, p of degree 6
-//! silu(x) = x / (1 + exp(−x)); softmax: exp(x − max) / Σ exp(x − max)
-//! scores: q · key of each position; mix: Σ p · value over the positions
+//! silu(x) = x / (1 + exp(−x))
 //! ```
 //!
-//! Deviations:
-//! 1. Vectors whose length is not a multiple of eight end in a copy filled up on the stack.
-//! 2. Scores take four keys at a time (one load of q serves four), mixes 64 values at a time
-//!    in registers over all positions.
+//! Deviation: what does not fill a vector ends in a copy filled up on the stack.
 
 use crate::Level;
 use crate::format::load_f32;

@@ -7,8 +7,12 @@ fn check(level: Level) {
     let Some(k) = Avx2::with(level) else {
         // A comma-separated list of the levels that must be there.
         let expected = std::env::var("MYQ_EXPECT_AVX2").unwrap_or_default();
-        let expected =
-            cfg!(target_arch = "x86_64") && expected.split(',').any(|e| e == level.name());
+        let names = || expected.split(',').filter(|e| !e.is_empty());
+        for name in names() {
+            let known = Level::ALL.iter().any(|l| l.name() == name);
+            assert!(known, "MYQ_EXPECT_AVX2 names {name}, which is no level");
+        }
+        let expected = cfg!(target_arch = "x86_64") && names().any(|e| e == level.name());
         assert!(!expected, "{} was expected on this machine", level.name());
         println!("skipped: this processor has no {}", level.name());
         return;

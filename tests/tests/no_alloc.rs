@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use myq_blocks::encode::Method;
 use myq_engine::{Engine, Options};
-use myq_model::{Sampler, Sampling};
+use myq_model::{Activations, Sampler, Sampling};
 
 /// Counts allocations of every thread while armed.
 struct Counting;
@@ -77,16 +77,23 @@ fn main() {
     let dir = tempfile::tempdir().expect("a folder");
     for bits in [2, 3, 4, 5, 6] {
         for name in ["target", "draft"] {
+            let path = myq_tests::quantised(name, bits, Method::Round, dir.path());
             run(
-                &myq_tests::quantised(name, bits, Method::Round, dir.path()),
+                &path,
                 &format!("{name} at {bits} bits"),
+                Activations::default(),
             );
         }
     }
+    let path = myq_tests::quantised("draft", 4, Method::Round, dir.path());
+    for activations in [Activations::Mixed, Activations::Int8x2] {
+        run(&path, &format!("draft, {activations:?}"), activations);
+    }
 }
 
-fn run(path: &std::path::Path, what: &str) {
+fn run(path: &std::path::Path, what: &str, activations: Activations) {
     let options = Options {
+        activations,
         threads: Some(2),
         context: Some(1024),
         ..Options::default()

@@ -1,12 +1,15 @@
 //! Rows of fp16 and bf16 times many columns on tiles (AMX-BF16).
 //!
 //! The product of two bf16 numbers is exact in fp32. An fp16 number is the sum of two bf16
-//! numbers, an fp32 number that of three, so that nothing but the last rounding is lost:
+//! numbers, an fp32 number that of three:
 //!
 //! ```text
 //! w = w0 + w1,  x = x0 + x1 + x2
-//! w·x = w0·x0 + w1·x0 + w0·x1 + w1·x1 + w0·x2        (w1·x2 is below 2^-24 of it)
+//! w·x = w0·x0 + w1·x0 + w0·x1 + w1·x1 + w0·x2
 //! ```
+//!
+//! Left out is w1·x2: below 2^-7 · 2^-15 = 2^-22 of the product (as numbers are cut off, not
+//! rounded), which is what fp32 loses in four additions.
 //!
 //! ```text
 //! for each part of the columns:
@@ -155,7 +158,8 @@ pub(super) unsafe fn matmul<F: Planes>(
             } else {
                 step::<F, true>(&rows, len, room);
             }
-            store(&raw const (*room).sums, first, from > 0, out);
+            let place = (first, w.rows());
+            store(&raw const (*room).sums, place, from > 0, out);
         }
     }
     asm!("tilerelease", options(nostack, nomem));
@@ -192,6 +196,7 @@ macro_rules! load {
             concat!("tileloadd ", $tile, ", [{p} + {s}*1]"),
             p = in(reg) $from,
             s = in(reg) 64usize,
+            out($tile) _,
             options(nostack, readonly)
         )
     };
@@ -201,6 +206,7 @@ macro_rules! product {
     ($sums:tt, $rows:tt, $columns:tt) => {
         asm!(
             concat!("tdpbf16ps ", $sums, ", ", $rows, ", ", $columns),
+            out($sums) _,
             options(nostack, nomem)
         )
     };
@@ -216,6 +222,10 @@ unsafe fn step<F: Planes, const MORE: bool>(rows: &[*const u8; STEP], len: usize
         "tilezero tmm1",
         "tilezero tmm2",
         "tilezero tmm3",
+        out("tmm0") _,
+        out("tmm1") _,
+        out("tmm2") _,
+        out("tmm3") _,
         options(nostack, nomem)
     );
     let blocks = len.div_ceil(BLOCK);
@@ -305,9 +315,14 @@ unsafe fn multiply<F: Planes, const MORE: bool>(a: *const u8, b: *const u8) {
     plane!(2, "tmm2", "tmm3", false);
 }
 
-/// Writes, or adds, the sums of rows `first ..` to the outputs.
+/// Writes, or adds, the sums of rows `first ..` of `rows` to the outputs.
 #[inline(always)]
-unsafe fn store(sums: *const [u8; 4 * TILE], first: usize, add: bool, out: &mut [&mut [f32]]) {
+unsafe fn store(
+    sums: *const [u8; 4 * TILE],
+    (first, rows): (usize, usize),
+    add: bool,
+    out: &mut [&mut [f32]],
+) {
     for (half, out) in out.chunks_mut(TOKENS).enumerate() {
         let from = sums.cast::<u8>().add(TILE * half);
         let mut v = [_mm512_setzero_ps(); TOKENS];
@@ -317,7 +332,7 @@ unsafe fn store(sums: *const [u8; 4 * TILE], first: usize, add: bool, out: &mut 
         }
         transpose(&mut v);
         for (v, out) in v.into_iter().zip(out) {
-            let mask = ((1u32 << (out.len() - first).min(16)) - 1) as __mmask16;
+            let mask = ((1u32 << (rows - first).min(16)) - 1) as __mmask16;
             let to = out.as_mut_ptr().add(first);
             let old = _mm512_maskz_loadu_ps(if add { mask } else { 0 }, to);
             _mm512_mask_storeu_ps(to, mask, _mm512_add_ps(v, old));

@@ -64,9 +64,17 @@ fn configuration(tokens: usize, halves: bool) -> Configuration {
 
 /// 64-byte aligned room.
 #[repr(align(64))]
-struct Aligned<const N: usize>([u8; N]);
+struct Aligned<const N: usize>([MaybeUninit<u8>; N]);
 
-/// What goes through memory.
+impl<const N: usize> Aligned<N> {
+    const EMPTY: Self = Aligned([MaybeUninit::uninit(); N]);
+
+    fn as_ptr(&self) -> *const u8 {
+        self.0.as_ptr().cast()
+    }
+}
+
+/// What goes through memory; written before it is read.
 struct Room {
     /// Activations of a chunk, where columns are not evenly spaced.
     acts: [Aligned<4096>; MAX_COLUMNS / TOKENS],
@@ -86,10 +94,10 @@ const PART: usize = 16;
 #[derive(Clone, Copy)]
 struct Factors {
     d: [[f32; TOKENS]; 8],
-    /// Only where offsets have no scale of their own.
-    scaled_sums: [[f32; TOKENS]; 8],
-    /// Of both halves of each group; only where offsets have a scale of their own.
-    scaled_halves: [[f32; TOKENS]; 16],
+    /// Filled only where offsets have no scale of their own.
+    scaled_sums: MaybeUninit<[[f32; TOKENS]; 8]>,
+    /// Of both halves of each group; filled only where offsets have a scale of their own.
+    scaled_halves: MaybeUninit<[[f32; TOKENS]; 16]>,
 }
 
 impl Factors {
@@ -141,13 +149,13 @@ impl Codes {
         stride: 0,
     };
 
-    /// `None` where columns are not evenly spaced in memory.
+    /// `None` where columns are not evenly spaced in memory, upwards.
     fn evenly(columns: &[Column<'_>]) -> Option<Codes> {
         let at = |c: &Column<'_>| c.q.as_ptr() as usize;
-        let stride = at(&columns[1]).wrapping_sub(at(&columns[0]));
+        let stride = at(&columns[1]).checked_sub(at(&columns[0]))?;
         let even = columns
             .windows(2)
-            .all(|c| at(&c[1]).wrapping_sub(at(&c[0])) == stride);
+            .all(|c| at(&c[1]).checked_sub(at(&c[0])) == Some(stride));
         even.then_some(Codes {
             start: columns[0].q.as_ptr().cast(),
             stride,
@@ -168,10 +176,9 @@ pub(super) unsafe fn pairs<F: Format>(
     asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, readonly));
     let done = w.panels() / 2 * 2;
     let mut room = Room {
-        acts: [const { Aligned([0; 4096]) }; MAX_COLUMNS / TOKENS],
-        weights: Aligned([0; 4096]),
-        sums: Aligned([0; 8192]),
-        // Filled chunk by chunk before they are read.
+        acts: [Aligned::EMPTY; MAX_COLUMNS / TOKENS],
+        weights: Aligned::EMPTY,
+        sums: Aligned::EMPTY,
         factors: [[const { MaybeUninit::uninit() }; MAX_COLUMNS / TOKENS]; PART],
     };
     let chunks = w.cols().div_ceil(256);
@@ -260,10 +267,10 @@ unsafe fn codes_at(
         None => {
             for (to, c) in room.0.chunks_exact_mut(256).zip(&columns[first..]) {
                 let from = c.q.as_ptr().add(32 * group).cast::<u8>();
-                to.copy_from_slice(core::slice::from_raw_parts(from, 256));
+                core::ptr::copy_nonoverlapping(from, to.as_mut_ptr().cast(), 256);
             }
             Codes {
-                start: room.0.as_ptr(),
+                start: room.as_ptr(),
                 stride: 256,
             }
         }
@@ -308,7 +315,7 @@ unsafe fn unpack<F: Format>(
                 Some(_) => S::mul16(quads[t], scale),
                 None => S::sub_bytes(quads[t], fixed),
             };
-            S::store_bytes(quad, to.as_mut_ptr());
+            S::store_bytes(quad, to.as_mut_ptr().cast());
         }
     }
 }
@@ -363,7 +370,7 @@ unsafe fn products<F: Format>(
     // groups, also where a chunk has fewer.
     let each = (parts * groups).next_multiple_of(4);
     let count = each * acts.len();
-    let to = sums.0.as_mut_ptr();
+    let to = sums.0.as_mut_ptr().cast::<u8>();
     let slot = |i: usize| to.wrapping_add(1024 * (i % 8));
     // Step i starts product i, which is number j of a block, and stores product i − 2. Tiles keep
     // their values between pieces of assembly: nothing else uses them.
@@ -373,7 +380,7 @@ unsafe fn products<F: Format>(
             if i < count {
                 let codes = *acts.get_unchecked($block);
                 let q = codes.start.add(bytes * $j);
-                let w = weights.0.as_ptr().add(16 * bytes * $j);
+                let w = weights.as_ptr().add(16 * bytes * $j);
                 start!($sums, $acts, $weights, q, codes.stride, w);
             }
             if i >= 2 && i < count + 2 {
@@ -451,17 +458,19 @@ unsafe fn scale<F: Format>(
         }
     } else if F::SIXTEENS {
         let [o0, o1] = S::halves(sixteens.offsets[g]).map(|o| S::mul(o, sixteens.m));
+        let halves = x.scaled_halves.assume_init_ref();
         for (c, t) in total.iter_mut().enumerate() {
             *t = S::fma(S::mul(dot(c), sixteens.d), S::splat_f(x.d[g][c]), *t);
-            *t = S::fnma(o0, S::splat_f(x.scaled_halves[2 * g][c]), *t);
-            *t = S::fnma(o1, S::splat_f(x.scaled_halves[2 * g + 1][c]), *t);
+            *t = S::fnma(o0, S::splat_f(halves[2 * g][c]), *t);
+            *t = S::fnma(o1, S::splat_f(halves[2 * g + 1][c]), *t);
         }
     } else {
         let (scale, offset) = (thirties.scales[g], thirties.offsets[g]);
         for (c, t) in total.iter_mut().enumerate() {
             *t = S::fma(S::mul(dot(c), scale), S::splat_f(x.d[g][c]), *t);
             if F::FIXED == 0 {
-                *t = S::fnma(offset, S::splat_f(x.scaled_sums[g][c]), *t);
+                let sum = x.scaled_sums.assume_init_ref()[g][c];
+                *t = S::fnma(offset, S::splat_f(sum), *t);
             }
         }
     }

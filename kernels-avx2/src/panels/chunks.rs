@@ -17,7 +17,7 @@ use myq_blocks::panels::{chunk_bytes, head_bytes};
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::mem::MaybeUninit;
 
-/// Bytes between what is multiplied and what is asked for.
+/// Bytes between what is multiplied and what is asked for. Of 1 to 8 KiB, 1.5 and 2 read fastest.
 const AHEAD: usize = 2048;
 
 /// What one group of a column gives to a product.

@@ -37,7 +37,7 @@ const SHORT: [usize; 5] = [7, 8, 24, 33, 40];
 /// Row counts of one call.
 const ROWS: [usize; 9] = [1, 2, 3, 4, 5, 7, 8, 9, 17];
 /// Column counts of one call.
-const COLUMNS: [usize; 8] = [1, 2, 3, 4, 5, 7, 8, 16];
+const COLUMNS: [usize; 15] = [1, 2, 3, 4, 5, 7, 8, 11, 12, 13, 15, 16, 17, 28, 31];
 
 /// Unit roundoff of fp32: the relative error of one operation.
 const UNIT: f64 = 1.0 / 16_777_216.0;

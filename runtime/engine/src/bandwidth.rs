@@ -8,7 +8,6 @@
 //! the other and is slowed from outside too, there is the median pass in one stream.
 
 use std::hint::black_box;
-use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{
     AtomicU8,
@@ -20,6 +19,7 @@ use memmap2::MmapMut;
 
 use crate::EngineError;
 use crate::memory;
+use crate::topology::Machine;
 
 /// Reading speed at one number of threads.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,27 +50,11 @@ const TIME: Duration = Duration::from_millis(800);
 const PASS_BYTES: usize = 64 << 20;
 const MIB: usize = 1 << 20;
 
-/// Bytes of the largest cache of the first processor; `None` where the system does not say, as
+/// Bytes of the last-level cache of the first processor; `None` where the system does not say, as
 /// on many boards.
 pub fn last_level_cache() -> Option<usize> {
-    largest_cache(Path::new("/sys/devices/system/cpu/cpu0/cache"))
-}
-
-fn largest_cache(folder: &Path) -> Option<usize> {
-    let size = |entry: std::io::Result<std::fs::DirEntry>| {
-        let text = std::fs::read_to_string(entry.ok()?.path().join("size")).ok()?;
-        cache_size(text.trim())
-    };
-    std::fs::read_dir(folder).ok()?.filter_map(size).max()
-}
-
-/// `512K`, `32M` or a number of bytes.
-fn cache_size(text: &str) -> Option<usize> {
-    let (digits, unit) = match text.strip_suffix('K') {
-        Some(digits) => (digits, 1 << 10),
-        None => text.strip_suffix('M').map_or((text, 1), |d| (d, MIB)),
-    };
-    digits.parse::<usize>().ok()?.checked_mul(unit)
+    let bytes = Machine::here().last_level_cache?;
+    usize::try_from(bytes).ok()
 }
 
 /// Bytes of a buffer that no cache holds: twice the last level, at least 64 MiB, at most 1 GiB
@@ -276,16 +260,6 @@ fn add(sums: &mut [u64], words: &[u64]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_of_caches_as_the_system_writes_them() {
-        assert_eq!(cache_size("48K"), Some(48 << 10));
-        assert_eq!(cache_size("491520K"), Some(480 * MIB));
-        assert_eq!(cache_size("32M"), Some(32 * MIB));
-        assert_eq!(cache_size("4096"), Some(4096));
-        assert_eq!(cache_size(""), None);
-        assert_eq!(cache_size("unknown"), None);
-    }
 
     #[test]
     fn the_buffer_is_larger_than_the_cache_and_leaves_memory() {

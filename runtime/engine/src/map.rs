@@ -118,16 +118,26 @@ impl Mapped {
     }
 }
 
-/// Asks for large pages, and says whether the system knows them: a file system that has them
-/// (ext4 since Linux 6.16, XFS since 5.18) then reads what is touched in pieces of a large page,
-/// from which cores read up to 1.5 times as fast; others read that much at once.
+/// Asks for large pages, and says whether the system reads ahead for them: a file system that has
+/// them (ext4 since Linux 6.16, XFS since 5.18) then reads what is touched in pieces of a large
+/// page, from which cores read up to 1.5 times as fast; others read that much at once. Before
+/// Linux 5.18 the advice changes nothing for files.
 #[cfg(target_os = "linux")]
 fn advise_large_pages(map: &Mmap) -> bool {
     let done = map.advise(memmap2::Advice::HugePage);
     if let Err(error) = &done {
         log::debug!("madvise(HUGEPAGE): {error}");
     }
-    done.is_ok()
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    done.is_ok() && version(&release) >= Some((5, 18))
+}
+
+/// Major and minor number of `6.1.0-18-arm64`.
+#[cfg(target_os = "linux")]
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut next = || numbers.next()?.parse().ok();
+    Some((next()?, next()?))
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -168,4 +178,18 @@ fn end_cleanly_when_the_file_shrinks() {
         // SAFETY: the handler only calls async-signal-safe functions and never returns.
         unsafe { libc::signal(libc::SIGBUS, handler as libc::sighandler_t) };
     });
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_as_boards_have_them() {
+        assert_eq!(version("5.10.160-rockchip-rk3588"), Some((5, 10)));
+        assert_eq!(version("6.12.25+rpt-rpi-2712"), Some((6, 12)));
+        assert_eq!(version("5.18"), Some((5, 18)));
+        assert_eq!(version(""), None);
+        assert!(version("5.9.1") < Some((5, 18)) && version("") < Some((5, 18)));
+    }
 }

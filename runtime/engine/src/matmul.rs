@@ -15,10 +15,9 @@ use crate::cpu::Disjoint;
 use crate::pool::Pool;
 
 /// Rows of a matrix that one task multiplies at least, and a multiple of which it multiplies:
-/// smaller pieces cost more in hand-out than they gain in balance, and as many panels as kernels
-/// take at once are not cut.
+/// smaller pieces cost more in hand-out than they gain in balance, and panels are not cut.
 const MIN_ROWS: usize = 16;
-/// The same where they meet many tokens.
+/// The same where they meet many tokens: as many panels as kernels take at once.
 const MIN_ROWS_OF_PROMPTS: usize = 32;
 /// Bytes of weights in a task that is worth handing out: memory is read faster in long pieces.
 const TASK_BYTES: usize = 128 << 10;

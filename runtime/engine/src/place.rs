@@ -64,11 +64,15 @@ impl Seat {
         }
     }
 
-    /// Warns where the file's pages, all touched by now, lie on another node.
+    /// Warns where the file's pages lie on another node, if most of them are in memory.
     pub(crate) fn check_pages(&self, file: &Mapped) {
         let Some(node) = self.placement.node else {
             return;
         };
+        // Touching pages that are not there would read them from the disk.
+        if file.residency().is_none_or(|r| r < 0.5) {
+            return;
+        }
         numa::touch(file, numa::SAMPLES);
         let nodes = numa::page_nodes(file, numa::SAMPLES).unwrap_or_default();
         if let Some(share) = numa::share(&nodes, node) {
@@ -96,7 +100,7 @@ fn renew(file: &Mapped, node: Option<usize>) {
     match (node, numa::drop_pages(file)) {
         (_, Err(error)) => log::warn!("the model's pages are not renewed: {error}"),
         (Some(node), _) => log::info!("the model is read again, into node {node}"),
-        (None, _) => log::info!("the model is read again; this machine has one node"),
+        (None, _) => log::info!("the model is read again"),
     }
 }
 

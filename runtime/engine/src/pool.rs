@@ -4,8 +4,9 @@
 //! for the workers that are still inside. A worker that was asleep, or that another process keeps
 //! off its CPU, finds the loop closed and is not waited for. Each thread has a share of the tasks,
 //! neighbours of one another, and takes them from front to back, as memory is read faster so; with
-//! none left it takes from the shares of others. After a loop workers spin for a while, since the next one of a decode step follows
-//! within microseconds, and then sleep, so that an idle machine is not kept busy.
+//! none left it takes from the shares of others. After a loop workers spin for a while, since the
+//! next one of a decode step follows within microseconds, and then sleep, so that an idle machine
+//! is not kept busy.
 //!
 //! All of a loop's life is in one word, `state`: a number that changes with each loop, a bit
 //! for "open", and how many workers are inside.

@@ -37,9 +37,7 @@ pub fn prewarm(file: &Mapped, threads: usize, reserved: u64, progress: Progress<
     let start = Instant::now();
     let resident_before = file.residency();
     let len = file.bytes().len();
-    let missing = (len as f64 * (1.0 - resident_before.unwrap_or(0.0))) as u64;
-    let room = memory::available().map_or(u64::MAX, |a| a.saturating_sub(reserved) / 10 * 9);
-    let limit = if missing > room { room as usize } else { len };
+    let limit = room_for(len, memory::available(), reserved);
     let cold = resident_before.is_none_or(|r| r < 1.0);
     if cold {
         if limit == len {
@@ -56,8 +54,15 @@ pub fn prewarm(file: &Mapped, threads: usize, reserved: u64, progress: Progress<
         },
         bytes: if cold { limit as u64 } else { 0 },
         time: start.elapsed(),
-        partial: limit < len,
+        partial: cold && limit < len,
     }
+}
+
+/// Bytes of a file of `len` that stay in memory once they are read. What is there of it already
+/// counts as available, as any page of a file does.
+fn room_for(len: usize, available: Option<u64>, reserved: u64) -> usize {
+    let room = available.map_or(u64::MAX, |a| a.saturating_sub(reserved) / 10 * 9);
+    usize::try_from(room).unwrap_or(usize::MAX).min(len)
 }
 
 /// Reads one byte of every page.
@@ -135,4 +140,22 @@ fn in_parallel(
         }
     });
     progress(total, total);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A second start finds a part of the file in memory, which is not room for more.
+    #[test]
+    fn a_model_larger_than_memory_is_never_read_whole() {
+        const GB: u64 = 1_000_000_000;
+        let file = 10 * GB as usize;
+        let reads = |available: u64, reserved: u64| room_for(file, Some(available), reserved);
+        assert_eq!(reads(20 * GB, GB), file);
+        assert_eq!(reads(7 * GB, 0), 6_300_000_000);
+        assert_eq!(reads(7 * GB, 2 * GB), 4_500_000_000);
+        assert_eq!(reads(GB, 2 * GB), 0);
+        assert_eq!(room_for(file, None, GB), file);
+    }
 }

@@ -7,7 +7,7 @@ use crate::{Activations, Config, Plan};
 
 /// Tokens whose second planes a thread multiplies at once.
 pub const PARTIAL_COLUMNS: usize = MAX_COLUMNS / 2;
-/// Most rows of a matrix that one task multiplies.
+/// Rows of a matrix that a thread multiplies by both planes at once.
 pub const PARTIAL_ROWS: usize = 512;
 
 /// Buffers of one sequence on the CPU. Shapes are rows × columns, row-major.

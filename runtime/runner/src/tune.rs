@@ -64,7 +64,7 @@ pub(crate) fn tune(options: &Tune) -> Outcome {
         return Err("tune needs at least 1 token and 1 measurement of each candidate".into());
     }
     let first = Options {
-        context: Some(64.max(options.tokens + 16)),
+        context: Some(64.max(options.tokens.saturating_add(16))),
         batch: 16,
         kernels,
         ..Options::default()
@@ -181,6 +181,8 @@ fn once(model: &Path, settings: &Options, tokens: usize) -> Outcome<f64> {
     for _ in 0..WARM_UP {
         token = argmax(engine.step(token)?);
     }
+    // Model or memory may hold less than was asked for.
+    let tokens = tokens.min(engine.plan().context.saturating_sub(WARM_UP as usize));
     let (start, mut done) = (Instant::now(), 0);
     while done < tokens && (done < 4 || start.elapsed() < LONG) {
         token = argmax(engine.step(token)?);

@@ -12,9 +12,6 @@ use half::f16;
 /// Largest whole number up to which fp32 holds every whole number.
 const EXACT: f64 = 16_777_216.0;
 
-/// Columns of a case; calls with more repeat them.
-const DIFFERENT: usize = 16;
-
 /// A matrix, its columns, and what the products are.
 struct Case {
     what: String,
@@ -38,6 +35,7 @@ pub(super) fn check<K: Kernels>(k: K, dtype: DType) -> Result<u64, Mismatch> {
         compared += random(k, dtype, cols).both_layouts(k)?;
     }
     compared += large(k, dtype).both_layouts(k)?;
+    compared += long(k, dtype).both_layouts(k)?;
     Ok(compared)
 }
 
@@ -105,16 +103,18 @@ impl Case {
     fn run<K: Kernels>(&self, k: K) -> Result<u64, Mismatch> {
         let w = Rows::in_layout(self.layout, self.dtype, self.cols, &self.data);
         let w = w.expect("whole rows");
-        let all = self.columns.all();
         let mut compared = 0;
+        let mut call = |rows: std::ops::Range<usize>, columns: &[usize]| {
+            compared += (rows.len() * columns.len()) as u64;
+            self.call(k, w.slice(rows.clone()), rows.start, columns)
+        };
+        let all: [usize; MAX_COLUMNS] = std::array::from_fn(|c| c);
         // Runs of panels, with and without the rows behind them.
         for first in 0..w.panels() {
             let ends = (first + 1..=w.panels()).map(|p| PANEL * p);
             for (i, end) in ends.chain([w.rows()]).enumerate() {
-                let columns = COLUMNS[(first + i) % COLUMNS.len()];
-                let part = w.slice(PANEL * first..end);
-                self.call(k, part, PANEL * first, &all[..columns], 0)?;
-                compared += (part.rows() * columns) as u64;
+                let columns = COLUMNS[(3 * first + i) % COLUMNS.len()];
+                call(PANEL * first..end, &all[..columns])?;
             }
         }
         let plain = self.layout == Layout::Plain;
@@ -123,32 +123,36 @@ impl Case {
             for (j, &columns) in COLUMNS.iter().enumerate() {
                 // Different places of the matrix in turn, so that alignment varies.
                 let row = (i + j) % (w.rows() - rows + 1);
-                let column = (3 * i + j) % (all.len() - columns + 1);
-                let part = w.slice(row..row + rows);
-                self.call(k, part, row, &all[column..column + columns], column)?;
-                compared += (rows * columns) as u64;
+                let column = (3 * i + j) % (MAX_COLUMNS - columns + 1);
+                call(row..row + rows, &all[column..column + columns])?;
             }
         }
-        // And every value, with as many columns as there can be.
-        let most: Vec<_> = all.iter().cycle().take(MAX_COLUMNS).copied().collect();
-        self.call(k, w, 0, &most, 0)?;
-        Ok(compared + (w.rows() * most.len()) as u64)
+        // Every value with every number of columns, and with as many as there can be, in memory
+        // one behind the other and not.
+        for &columns in COLUMNS.iter().filter(|_| !plain) {
+            call(0..w.rows(), &all[MAX_COLUMNS - columns..])?;
+        }
+        call(0..w.rows(), &all)?;
+        let scattered = all.map(|c| 7 * c % MAX_COLUMNS);
+        call(0..w.rows(), &scattered)?;
+        Ok(compared)
     }
 
+    /// Products of rows from number `row` on with those columns.
     fn call<K: Kernels>(
         &self,
         k: K,
         w: Rows<'_>,
         row: usize,
-        columns: &[crate::Column<'_>],
-        column: usize,
+        which: &[usize],
     ) -> Result<(), Mismatch> {
+        let columns: Vec<_> = which.iter().map(|&c| self.columns.get(c)).collect();
         let mut out = vec![vec![f32::NAN; w.rows()]; columns.len()];
         let mut slices: Vec<&mut [f32]> = out.iter_mut().map(Vec::as_mut_slice).collect();
-        k.matmul(w, columns, &mut slices);
+        k.matmul(w, &columns, &mut slices);
         for (c, out) in out.iter().enumerate() {
             for (r, &got) in out.iter().enumerate() {
-                let (want, tolerance) = self.expected[(column + c) % DIFFERENT][row + r];
+                let (want, tolerance) = self.expected[which[c]][row + r];
                 let off = f64::from(got) - f64::from(want);
                 if !(got == want || off.abs() <= tolerance) {
                     let shape = format!(
@@ -163,7 +167,7 @@ impl Case {
                         detail: format!(
                             "row {r} (of test row {}), column {c} (of {}): got {got}, want {want}, allowed ±{tolerance:e}",
                             row + r,
-                            column + c
+                            which[c]
                         ),
                     });
                 }
@@ -200,7 +204,7 @@ fn exact<K: Kernels>(k: K, dtype: DType, cols: usize) -> Case {
     let matrix = extreme_rows(dtype, cols, &mut random);
     let sizes: Vec<Sizes> = matrix.iter().map(|row| sizes(dtype, row, cols)).collect();
     let mut columns = Columns::default();
-    for c in 0..DIFFERENT {
+    for c in 0..MAX_COLUMNS {
         let mut q = codes(c, cols, &mut random);
         let d: Vec<f32> = (0..cols.div_ceil(32))
             .map(|_| [1.0, 2.0, 4.0][random.int(0, 2) as usize])
@@ -288,7 +292,7 @@ fn dense<K: Kernels>(k: K, dtype: DType, cols: usize) -> Case {
     let mut random = Random::new(1000 + cols as u64);
     let matrix = extreme_rows(dtype, cols, &mut random);
     let mut columns = Columns::default();
-    for c in 0..DIFFERENT {
+    for c in 0..MAX_COLUMNS {
         let q = codes([1, 2, 3, 4, 7][c % 5], cols, &mut random);
         let d = (0..cols.div_ceil(32))
             .map(|_| 0.01 + random.signed().abs())
@@ -309,10 +313,11 @@ fn dense<K: Kernels>(k: K, dtype: DType, cols: usize) -> Case {
 /// Ordinary rows and activations, half of the columns quantised by the kernel itself.
 fn random<K: Kernels>(k: K, dtype: DType, cols: usize) -> Case {
     let mut random = Random::new(2000 + cols as u64);
-    let matrix: Vec<_> = (0..27)
+    // Five panels and four rows: more panels than any kernel takes at once.
+    let matrix: Vec<_> = (0..44)
         .map(|_| ordinary(dtype, cols, &mut random))
         .collect();
-    let vectors: Vec<_> = (0..DIFFERENT)
+    let vectors: Vec<_> = (0..MAX_COLUMNS)
         .map(|c| {
             let mut x = random.vector(cols, [1.0, 30.0, 0.01, 1000.0][c % 4]);
             // An outlier, as real activations have them.
@@ -336,6 +341,26 @@ fn random<K: Kernels>(k: K, dtype: DType, cols: usize) -> Case {
     )
 }
 
+/// Rows longer than the parts in which kernels take the columns.
+fn long<K: Kernels>(k: K, dtype: DType) -> Case {
+    let cols = 4352;
+    let mut random = Random::new(5);
+    let matrix: Vec<_> = (0..17)
+        .map(|_| ordinary(dtype, cols, &mut random))
+        .collect();
+    let vectors = (0..MAX_COLUMNS).map(|_| random.vector(cols, 1.0)).collect();
+    let columns = Columns::quantize(k, vectors);
+    let tolerance = tolerances(dtype, cols, &matrix, &columns);
+    Case::new(
+        k,
+        "long",
+        (dtype, cols),
+        matrix.concat(),
+        columns,
+        tolerance,
+    )
+}
+
 /// Activations of a thousand and dot products of 3e5 and far above, which fp16 sums would
 /// not hold.
 fn large<K: Kernels>(k: K, dtype: DType) -> Case {
@@ -344,7 +369,7 @@ fn large<K: Kernels>(k: K, dtype: DType) -> Case {
         .map(|r| constant(dtype, cols, 0.25 * (r + 1) as f32))
         .collect();
     let mut random = Random::new(4);
-    let vectors = (0..DIFFERENT)
+    let vectors = (0..MAX_COLUMNS)
         .map(|c| {
             (0..cols)
                 .map(|_| [1000.0, 500.0][c % 2] + 100.0 * random.signed())

@@ -39,15 +39,26 @@ fn every_task_runs_once_at_any_size() {
     }
 }
 
-/// Ranges never cross from one thread's share to another's, so that a range is one stretch of memory.
+/// Ranges never cross from one thread's share to another's, where a range is one stretch of memory.
 #[test]
 fn ranges_cover_every_task_once() {
     for threads in [1, 2, 3, 8] {
         let mut pool = Pool::new(threads).expect("threads");
+        let shared = pool.shared.clone();
         for tasks in [1, 2, 3, 7, 64, 1000] {
             let seen: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
             pool.run_ranges(tasks, &|some, thread| {
                 assert!(thread < threads && !some.is_empty());
+                let whole = |of: usize| {
+                    let share = shared.share(of);
+                    share.start <= some.start && some.end <= share.end
+                };
+                // Nothing is shared out with one task, or one thread.
+                let shared_out = tasks > 1 && threads > 1;
+                assert!(
+                    !shared_out || (0..threads).any(whole),
+                    "{some:?} of {tasks}"
+                );
                 seen[some].iter().for_each(|n| {
                     n.fetch_add(1, Relaxed);
                 });
@@ -117,11 +128,15 @@ fn no_task_is_lost_under_stress() {
                 for round in 0..400u64 {
                     let tasks = (next() % 17) as usize;
                     let cells = sums.as_mut_ptr() as usize;
-                    pool.run(tasks, &|t, _| {
+                    let task = |t: usize| {
                         assert!(t < 16);
                         // SAFETY: each task has its own cell of the live vector.
                         unsafe { *(cells as *mut u64).add(t) += round };
-                    });
+                    };
+                    match round % 2 {
+                        0 => pool.run(tasks, &|t, _| task(t)),
+                        _ => pool.run_ranges(tasks, &|some, _| some.for_each(task)),
+                    }
                     let before: u64 = sums.iter().sum();
                     assert_eq!(before, tasks as u64 * round, "{threads} threads");
                     sums.fill(0);

@@ -92,7 +92,9 @@ impl Probe {
         let threads = engine.plan().threads;
         let asked = wanted.threads.is_some();
         let copied = engine.repack().is_some() && wanted.repack != Repack::Never;
-        let pages = match copied || wanted.renew_pages || options.bandwidth_only {
+        // Nothing of a cold file is read before its start is timed.
+        let warm = resident.is_some_and(|share| share > 0.9);
+        let pages = match copied || wanted.renew_pages || !warm || options.speed_only {
             true => Pages::Large,
             false => pages_of(engine.file()),
         };
@@ -106,15 +108,10 @@ impl Probe {
     }
 }
 
-/// The pages of a file that most of is in memory, or else those that its first part comes in.
+/// The pages of a file that is in memory.
 fn pages_of(file: &Mapped) -> Pages {
-    const PART: usize = 32 << 20;
     let all = file.bytes();
-    let part = match file.residency() {
-        Some(share) if share > 0.9 => all,
-        _ => &all[..all.len().min(PART)],
-    };
-    let sum = part
+    let sum = all
         .iter()
         .step_by(page_size())
         .fold(0u8, |s, b| s.wrapping_add(*b));
