@@ -105,20 +105,6 @@ pub(super) unsafe fn ahead<S: Isa, const W: usize>(
     }
 }
 
-/// The quads of a group of each vector of panels.
-#[inline(always)]
-unsafe fn codes<S: Isa, F: Format, const W: usize>(
-    f: F,
-    p: *const u8,
-    stride: usize,
-) -> [[S::I; 8]; W] {
-    let mut codes = [[S::splat(0); 8]; W];
-    for (w, codes) in codes.iter_mut().enumerate() {
-        *codes = f.codes::<S>(p.add(w * S::PANELS * stride), stride);
-    }
-    codes
-}
-
 /// A chunk of a panel, and where it is in the row.
 #[derive(Clone, Copy)]
 struct Chunk {
@@ -132,6 +118,26 @@ struct Chunk {
     groups: usize,
 }
 
+impl Chunk {
+    /// Where vector `w` of the panels begins.
+    #[inline(always)]
+    unsafe fn vector<S: Isa>(self, w: usize) -> *const u8 {
+        self.p.add(w * S::PANELS * self.stride)
+    }
+
+    /// The quads of group `g` of each vector; asks for what comes later.
+    #[inline(always)]
+    unsafe fn codes<S: Isa, F: Format, const W: usize>(self, f: F, g: usize) -> [[S::I; 8]; W] {
+        ahead::<S, W>(self.p, self.stride, g, self.step / 8);
+        let at = head_bytes(f.dtype(), self.groups) + 32 * (F::LOW + F::HIGH) as usize * g;
+        let mut codes = [[S::splat(0); 8]; W];
+        for (w, codes) in codes.iter_mut().enumerate() {
+            *codes = f.codes::<S>(self.vector::<S>(w).add(at), self.stride);
+        }
+        codes
+    }
+}
+
 /// One chunk with sub-scales of sixteen, which stay integers: for one column, where nothing would
 /// share their conversion, and for AVX2, which has too few registers for both.
 #[inline(always)]
@@ -141,21 +147,16 @@ unsafe fn chunk_16<S: Isa, F: Format, const N: usize, const W: usize>(
     columns: &[Column<'_>],
     total: &mut [[S::F; W]; N],
 ) {
-    let Chunk {
-        p, stride, groups, ..
-    } = chunk;
+    let Chunk { stride, groups, .. } = chunk;
     let mut scales = [Sixteens::<S>::zero(); W];
     for (w, scales) in scales.iter_mut().enumerate() {
-        f.sixteens(p.add(w * S::PANELS * stride), stride, groups, scales);
+        f.sixteens(chunk.vector::<S>(w), stride, groups, scales);
     }
     let by_start = S::STARTS && F::FIXED != 0;
     let start = starts::<S, F>(&columns[0], chunk.first);
-    let group_bytes = 32 * (F::LOW + F::HIGH) as usize;
-    let at = p.add(head_bytes(f.dtype(), groups));
     let mut parts = [[(S::zero(), S::zero()); W]; N];
     for g in 0..groups {
-        ahead::<S, W>(p, stride, g, chunk.step / 8);
-        let codes = codes::<S, F, W>(f, at.add(group_bytes * g), stride);
+        let codes = chunk.codes::<S, F, W>(f, g);
         for (c, parts) in columns.iter().zip(&mut parts) {
             let a = Acts::new(c, chunk.first + g);
             a.ahead::<N>();
@@ -215,13 +216,11 @@ unsafe fn chunk_16_float<S: Isa, F: Format, const N: usize, const W: usize>(
     columns: &[Column<'_>],
     total: &mut [[S::F; W]; N],
 ) {
-    let Chunk {
-        p, stride, groups, ..
-    } = chunk;
+    let Chunk { stride, groups, .. } = chunk;
     let (mut scales, mut offsets) = ([[[S::zero(); 2]; 8]; W], [[[S::zero(); 2]; 8]; W]);
     for w in 0..W {
         let mut s = Sixteens::<S>::zero();
-        f.sixteens(p.add(w * S::PANELS * stride), stride, groups, &mut s);
+        f.sixteens(chunk.vector::<S>(w), stride, groups, &mut s);
         for g in 0..groups {
             scales[w][g] = S::halves(s.scales[g]).map(|v| S::mul(v, s.d));
             offsets[w][g] = S::halves(s.offsets[g]).map(|v| S::mul(v, s.m));
@@ -237,11 +236,8 @@ unsafe fn chunk_16_float<S: Isa, F: Format, const N: usize, const W: usize>(
             sums.write(scaled_halves(c, chunk.first));
         }
     }
-    let group_bytes = 32 * (F::LOW + F::HIGH) as usize;
-    let at = p.add(head_bytes(f.dtype(), groups));
     for g in 0..groups {
-        ahead::<S, W>(p, stride, g, chunk.step / 8);
-        let codes = codes::<S, F, W>(f, at.add(group_bytes * g), stride);
+        let codes = chunk.codes::<S, F, W>(f, g);
         for (i, (c, total)) in columns.iter().zip(total.iter_mut()).enumerate() {
             let a = Acts::new(c, chunk.first + g);
             a.ahead::<N>();
@@ -276,18 +272,13 @@ unsafe fn chunk_32<S: Isa, F: Format, const N: usize, const W: usize>(
     columns: &[Column<'_>],
     total: &mut [[S::F; W]; N],
 ) {
-    let Chunk {
-        p, stride, groups, ..
-    } = chunk;
+    let Chunk { stride, groups, .. } = chunk;
     let mut scales = [Thirties::<S>::zero(); W];
     for (w, scales) in scales.iter_mut().enumerate() {
-        f.thirties(p.add(w * S::PANELS * stride), stride, groups, scales);
+        f.thirties(chunk.vector::<S>(w), stride, groups, scales);
     }
-    let group_bytes = 32 * (F::LOW + F::HIGH) as usize;
-    let at = p.add(head_bytes(f.dtype(), groups));
     for g in 0..groups {
-        ahead::<S, W>(p, stride, g, chunk.step / 8);
-        let codes = codes::<S, F, W>(f, at.add(group_bytes * g), stride);
+        let codes = chunk.codes::<S, F, W>(f, g);
         for (c, total) in columns.iter().zip(total.iter_mut()) {
             let a = Acts::new(c, chunk.first + g);
             a.ahead::<N>();

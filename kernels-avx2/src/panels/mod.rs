@@ -26,6 +26,7 @@ mod amx;
 mod chunks;
 mod formats;
 mod isa;
+mod isa512;
 
 use crate::Level;
 use chunks::chunks;
