@@ -1,4 +1,5 @@
-//! Some panels times some columns, once: what `mca/cycles` traces.
+//! Some panels times some columns, once: what `mca/cycles` traces. Types without panels, as F16,
+//! are rows.
 //!
 //! usage: once LEVEL FORMAT COLS COLUMNS PANELS
 
@@ -20,7 +21,8 @@ fn run(arguments: &[String]) -> Result<(), String> {
     let dtype = DType::from_name(format).ok_or("no such format")?;
     let bytes = dtype.row_bytes(cols).ok_or("no such row length")?;
     let data = vec![0; rows * bytes];
-    let w = Rows::in_layout(Layout::Rows8, dtype, cols, &data).map_err(|e| e.to_string())?;
+    let w = Rows::in_layout(Layout::Rows8.of(dtype, cols), dtype, cols, &data)
+        .map_err(|e| e.to_string())?;
     let mut random = Random::new(1);
     let vectors = (0..count).map(|_| random.vector(cols, 1.0)).collect();
     let columns = Columns::quantize(neon, vectors);

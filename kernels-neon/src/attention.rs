@@ -178,24 +178,33 @@ fn some_of(left: usize) -> usize {
     }
 }
 
-/// See `Kernels::scores`.
-pub(crate) fn scores(q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
-    let (queries, n) = (q.len() / dim, keys.len() / dim);
+/// One, two or three queries `x` (or their weights) with all rows of `dim` values.
+type Few = fn(x: &[f32], rows: &[f16], dim: usize, out: &mut [f32]);
+
+/// Takes all `queries` in threes and what is left.
+fn in_threes(
+    of: [Few; 3],
+    queries: usize,
+    x: &[f32],
+    (rows, dim): (&[f16], usize),
+    out: &mut [f32],
+) {
+    let (step, out_step) = (x.len() / queries.max(1), out.len() / queries.max(1));
     let mut i = 0;
     while i < queries {
         let some = some_of(queries - i);
-        let (q, out) = (&q[i * dim..], &mut out[i * n..]);
-        match some {
-            3 => scores_of::<3>(q, keys, dim, out),
-            2 => scores_of::<2>(q, keys, dim, out),
-            _ => scores_of::<1>(q, keys, dim, out),
-        }
+        of[some - 1](&x[i * step..], rows, dim, &mut out[i * out_step..]);
         i += some;
     }
 }
 
+/// See `Kernels::scores`.
+pub(crate) fn scores(q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
+    let of = [scores_of::<1>, scores_of::<2>, scores_of::<3>];
+    in_threes(of, q.len() / dim, q, (keys, dim), out);
+}
+
 /// `R` queries with all keys, four keys at a time.
-#[inline(always)]
 fn scores_of<const R: usize>(q: &[f32], keys: &[f16], dim: usize, out: &mut [f32]) {
     let n = keys.len() / dim;
     for j in (0..n).step_by(4) {
@@ -229,22 +238,11 @@ fn scores_of<const R: usize>(q: &[f32], keys: &[f16], dim: usize, out: &mut [f32
 
 /// See `Kernels::mix`.
 pub(crate) fn mix(p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
-    let (queries, n) = (out.len() / dim, values.len() / dim);
-    let mut i = 0;
-    while i < queries {
-        let some = some_of(queries - i);
-        let (p, out) = (&p[i * n..], &mut out[i * dim..]);
-        match some {
-            3 => mix_of::<3>(p, values, dim, out),
-            2 => mix_of::<2>(p, values, dim, out),
-            _ => mix_of::<1>(p, values, dim, out),
-        }
-        i += some;
-    }
+    let of = [mix_of::<1>, mix_of::<2>, mix_of::<3>];
+    in_threes(of, out.len() / dim, p, (values, dim), out);
 }
 
 /// `R` queries: the values of four vectors at a time, then of one.
-#[inline(always)]
 fn mix_of<const R: usize>(p: &[f32], values: &[f16], dim: usize, out: &mut [f32]) {
     let n = values.len() / dim;
     let mut at = 0;

@@ -19,7 +19,8 @@ use memmap2::MmapMut;
 
 use crate::EngineError;
 use crate::memory;
-use crate::topology::Machine;
+use crate::numa::Bound;
+use crate::topology::{Machine, Mask, Want};
 
 /// Reading speed at one number of threads.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,6 +43,35 @@ pub enum Pages {
     Small,
     /// Large ones, where the system gives them.
     Large,
+}
+
+/// Where the test runs, so that it is where decoding runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seats {
+    /// The pages of the buffer.
+    pub pages: Pages,
+    /// Whether each thread stays on the CPU that an engine with as many threads would give it.
+    pub pin: bool,
+    /// The node that the buffer lies on and the CPUs belong to, on a machine with several.
+    pub node: Option<usize>,
+}
+
+impl Seats {
+    /// The CPU of each thread; `None` where threads are not pinned, or share CPUs.
+    fn masks(self, threads: usize) -> Option<Vec<Mask>> {
+        if !self.pin {
+            return None;
+        }
+        let affinity = Mask::current().map(|m| m.cpus());
+        let placement = Machine::here().place(&Want {
+            affinity: affinity.as_deref(),
+            threads: Some(threads),
+            node: self.node,
+            ..Want::default()
+        });
+        let alone = placement.apart() && placement.cpus.len() == threads;
+        alone.then(|| placement.cpus.iter().map(|&c| Mask::of(&[c])).collect())
+    }
 }
 
 /// Time for all of one [`measure`], the filling of the buffer left out.
@@ -87,19 +117,23 @@ pub fn thread_counts(threads: usize) -> Vec<usize> {
 /// [`EngineError::Setting`] where the memory or the threads are not to be had.
 pub fn measure(
     bytes: usize,
-    pages: Pages,
+    seats: Seats,
     threads: &[usize],
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Reading>, EngineError> {
-    let buffer = filled(bytes, pages)?;
+    let bound = seats.node.and_then(Bound::to);
+    let buffer = filled(bytes, seats.pages)?;
+    drop(bound);
     let words: &[u64] = bytemuck::cast_slice(&buffer[..buffer.len() / 8 * 8]);
     let time = TIME / (2 * threads.len().max(1)) as u32;
     let total = threads.len() as u64;
     let mut readings = Vec::with_capacity(threads.len());
     for (i, &threads) in threads.iter().enumerate() {
         progress(i as u64, total);
-        let (one_stream, best) = rates(words, threads.max(1), time, one_stream)?;
-        let (_, best_of_four) = rates(words, threads.max(1), time, four_streams)?;
+        let masks = seats.masks(threads.max(1));
+        let rates = |read| rates(words, threads.max(1), masks.as_deref(), time, read);
+        let (one_stream, best) = rates(one_stream)?;
+        let (_, best_of_four) = rates(four_streams)?;
         readings.push(Reading {
             threads,
             buffer_bytes: size_of_val(words),
@@ -139,6 +173,7 @@ fn filled(bytes: usize, pages: Pages) -> Result<MmapMut, EngineError> {
 fn rates(
     words: &[u64],
     threads: usize,
+    masks: Option<&[Mask]>,
     time: Duration,
     read: fn(&[u64]) -> u64,
 ) -> Result<(f64, f64), EngineError> {
@@ -152,10 +187,16 @@ fn rates(
     let passes: Vec<Vec<Span>> = std::thread::scope(|scope| {
         let part = |i: usize| &words[i * words.len() / threads..(i + 1) * words.len() / threads];
         let work = move |i: usize| {
-            move || test.passes(i == 0, || (0..repeats).for_each(|_| once(read, part(i))))
+            move || {
+                if let Some(Err(error)) = masks.map(|m| m[i].apply()) {
+                    log::debug!("reading thread {i} is not pinned: {error}");
+                }
+                test.passes(i == 0, || (0..repeats).for_each(|_| once(read, part(i))))
+            }
         };
+        // This thread only waits, so that it need not be brought back to its CPUs.
         let mut workers = Vec::with_capacity(threads);
-        for i in 1..threads {
+        for i in 0..threads {
             match std::thread::Builder::new().spawn_scoped(scope, work(i)) {
                 Ok(worker) => workers.push(worker),
                 Err(error) => {
@@ -165,9 +206,7 @@ fn rates(
             }
         }
         test.state.store(GO, Release);
-        let mut passes = vec![work(0)()];
-        passes.extend(workers.into_iter().filter_map(|w| w.join().ok()));
-        Ok(passes)
+        Ok(workers.into_iter().filter_map(|w| w.join().ok()).collect())
     })?;
     let bytes = (size_of_val(words) * repeats) as f64;
     let pass = |n: usize| {
@@ -290,14 +329,37 @@ mod tests {
     }
 
     #[test]
+    fn threads_sit_where_an_engines_would() {
+        let seats = |pin| Seats {
+            pages: Pages::Large,
+            pin,
+            node: None,
+        };
+        assert_eq!(seats(false).masks(1), None);
+        let allowed = Mask::current().expect("Linux tells").cpus();
+        let one = seats(true).masks(1).expect("one CPU at least");
+        let placement = Machine::here().place(&Want {
+            affinity: Some(&allowed),
+            threads: Some(1),
+            ..Want::default()
+        });
+        assert_eq!(one, [Mask::of(&placement.cpus)]);
+        assert_eq!(seats(true).masks(allowed.len() + 1), None);
+    }
+
+    #[test]
     fn each_number_of_threads_gives_a_speed() {
-        for pages in [Pages::Small, Pages::Large] {
+        for (pages, pin) in [(Pages::Small, false), (Pages::Large, true)] {
+            let node = None;
+            let seats = Seats { pages, pin, node };
+            let before = Mask::current();
             let mut seen = Vec::new();
-            let readings = measure(100_000, pages, &[1, 3], &mut |done, of| {
+            let readings = measure(100_000, seats, &[1, 3], &mut |done, of| {
                 seen.push((done, of))
             })
             .expect("memory and threads");
             assert_eq!(seen, [(0, 2), (1, 2), (2, 2)]);
+            assert_eq!(Mask::current(), before);
             assert_eq!(readings.len(), 2);
             for (reading, threads) in readings.iter().zip([1, 3]) {
                 assert_eq!(reading.threads, threads);

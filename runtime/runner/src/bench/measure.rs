@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use myq_engine::bandwidth::{Pages, Reading};
+use myq_engine::bandwidth::{Pages, Reading, Seats};
 use myq_engine::{Engine, bandwidth};
 use myq_model::sample::argmax;
 
@@ -113,7 +113,7 @@ impl Ceiling {
     /// Reads with each of `threads` beside a model that reads `bytes_per_token`.
     pub(crate) fn measure(
         bytes_per_token: usize,
-        pages: Pages,
+        seats: Seats,
         threads: &[usize],
         progress: &mut dyn FnMut(u64, u64),
     ) -> Outcome<Ceiling> {
@@ -122,20 +122,20 @@ impl Ceiling {
         let parts = 1 + u64::from(fits);
         let mut part = 0;
         let mut of_all = |done: u64, of: u64| progress(part * of + done, parts * of);
-        let memory = bandwidth::measure(bandwidth::memory_buffer(), pages, threads, &mut of_all)?;
+        let memory = bandwidth::measure(bandwidth::memory_buffer(), seats, threads, &mut of_all)?;
         part = 1;
         let mut of_all = |done: u64, of: u64| progress(part * of + done, parts * of);
         let model = match fits {
             true => Some(bandwidth::measure(
                 bytes_per_token,
-                pages,
+                seats,
                 threads,
                 &mut of_all,
             )?),
             false => None,
         };
         Ok(Ceiling {
-            pages,
+            pages: seats.pages,
             last_level_cache,
             memory,
             model,

@@ -8,7 +8,7 @@ mod verdict;
 use std::io::{StdoutLock, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use myq_engine::bandwidth::Pages;
+use myq_engine::bandwidth::{Pages, Seats};
 use myq_engine::map::page_size;
 use myq_engine::repack::Repack;
 use myq_engine::{Engine, Mapped, Options, bandwidth, memory};
@@ -72,8 +72,8 @@ struct Probe {
     bytes_per_token: usize,
     /// Share of the file in memory.
     resident: Option<f64>,
-    /// Pages that the weights will lie in.
-    pages: Pages,
+    /// Pages that the weights will lie in, and where threads run.
+    seats: Seats,
 }
 
 impl Probe {
@@ -103,7 +103,11 @@ impl Probe {
             most_threads: if asked { threads } else { processors.min(16) },
             bytes_per_token: engine.source().weights.bytes_per_token(),
             resident,
-            pages,
+            seats: Seats {
+                pages,
+                pin: wanted.pin,
+                node: engine.placement().node,
+            },
         })
     }
 }
@@ -127,7 +131,7 @@ fn ceiling(probe: &Probe, threads: &[usize]) -> Outcome<Ceiling> {
     let bar = bar("reading memory", threads.len() as u64)?;
     let ceiling = Ceiling::measure(
         probe.bytes_per_token,
-        probe.pages,
+        probe.seats,
         threads,
         &mut |done, of| {
             bar.set_length(of);
