@@ -33,7 +33,15 @@ pub fn quantised_in(layout: Layout, name: &str, bits: u8, method: Method, path: 
     let model = Model::open(&data(name)).expect("the fixture opens");
     let recipe = Recipe::uniform(bits, method).expect("a width class");
     let plan = recipe.plan(&model, true).expect("a plan");
-    quantize::quantize(&model, &recipe, &plan, layout, path).expect("it quantises");
+    quantize::quantize(
+        &model,
+        &recipe,
+        &plan,
+        layout,
+        &quantize::Calibrated::none(),
+        path,
+    )
+    .expect("it quantises");
 }
 
 /// The program `name` of this workspace, built beside the running test.

@@ -1,25 +1,28 @@
 //! The host command: turns a model into one compact low-bit file.
 #![forbid(unsafe_code)]
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use myq_blocks::Layout;
-use myq_blocks::encode::Method;
 use myq_engine::KernelChoice;
-use myq_tools::layout::{self, Census};
+use myq_tools::layout::Census;
 use myq_tools::model::Model;
 use myq_tools::quickstart::{Quickstart, quickstart};
-use myq_tools::recipe::{Recipe, Step};
-use myq_tools::{ToolError, import, inspect, logits, quantize, relayout, verify};
+use myq_tools::{ToolError, import, inspect, logits, relayout, verify};
+
+use cli::{Order, named, refuse_source, say};
+
+mod cli;
 
 const EXAMPLES: &str = "Examples:
   myq quickstart
   myq import ./Qwen2.5-0.5B-Instruct --out qwen.myq
-  myq quantize qwen.myq --bits 3
-  myq quantize model.gguf --bits 2 --dry-run
+  myq quantize qwen.myq --bits 3 --calibration calib.jsonl
+  myq quantize model.gguf --recipe m-2 --dry-run
+  myq eval qwen-3bit.myq --source qwen.myq --text book.txt
+  myq export qwen-3bit.myq --out qwen-3bit.gguf
   myq relayout old.myq --out new.myq
   myq inspect qwen-3bit.myq --tensors
   myq verify qwen-3bit.myq --source qwen.myq";
@@ -54,7 +57,23 @@ enum Command {
         layout: Order,
     },
     /// Quantise a model to 2, 3, 4, 5 or 6 bits a weight
-    Quantize(Quantize),
+    Quantize(cli::quantize::Quantize),
+    /// Look through a calibration set: lengths, template, what it must not hold
+    #[command(after_help = cli::calibrate::EXAMPLES)]
+    Calibrate(cli::calibrate::Calibrate),
+    /// Measure perplexity, and the distance to the source's predictions
+    #[command(after_help = cli::eval::EXAMPLES)]
+    Eval(cli::eval::Eval),
+    /// Compare two models of one shape on a prompt, layer by layer
+    Compare(cli::compare::Compare),
+    /// Write a model as GGUF, which llama.cpp runs
+    Export {
+        /// .myq file (or any other source)
+        model: PathBuf,
+        /// Where to write [default: the source's name with .gguf, in this directory]
+        #[arg(long, short)]
+        out: Option<PathBuf>,
+    },
     /// Write the same model with its rows in another order, so that it runs without repacking
     #[command(after_help = RELAYOUT)]
     Relayout {
@@ -136,70 +155,6 @@ enum Command {
     },
 }
 
-#[derive(clap::Args)]
-struct Quantize {
-    /// GGUF or .myq file, or model-hub directory
-    model: PathBuf,
-    /// Width class: 2, 3, 4, 5 or 6
-    #[arg(long, short, required_unless_present = "recipe")]
-    bits: Option<u8>,
-    /// Recipe by name: uniform-2 … uniform-6
-    #[arg(long, conflicts_with = "bits")]
-    recipe: Option<String>,
-    /// Width class of embedding and output [default: 6]
-    #[arg(long)]
-    embedding_bits: Option<u8>,
-    /// How scales are chosen
-    #[arg(long, value_enum, default_value_t = Scales::Search)]
-    method: Scales,
-    /// Keep a separate output even where it is a copy of the embedding
-    #[arg(long)]
-    keep_output: bool,
-    /// Where to write [default: the source's name with -3bit.myq, in this directory]
-    #[arg(long, short)]
-    out: Option<PathBuf>,
-    /// Order of the rows; rows8 is what the AVX2 and NEON kernels read, and a board maps and
-    /// runs it as it is, where plain rows are repacked at each start
-    #[arg(long, value_enum, default_value_t = Order::Rows8)]
-    layout: Order,
-    /// Print plan and size, write nothing
-    #[arg(long)]
-    dry_run: bool,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Scales {
-    /// From the range of the weights
-    Round,
-    /// By the least importance-weighted error
-    Search,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Order {
-    /// Panels of eight rows, where a tensor's type has them
-    Rows8,
-    /// One row after another
-    Plain,
-    /// Whichever is fastest on this machine
-    Auto,
-}
-
-impl Order {
-    fn layout(self) -> Layout {
-        match self {
-            Order::Rows8 => Layout::Rows8,
-            Order::Plain => Layout::Plain,
-            Order::Auto => layout::of_this_machine(),
-        }
-    }
-}
-
-/// Prints a line; an error ends the function.
-macro_rules! say {
-    ($($text:tt)*) => { writeln!(std::io::stdout().lock(), $($text)*)? };
-}
-
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let level = if arguments.verbose { "debug" } else { "warn" };
@@ -230,7 +185,11 @@ fn run(command: Command) -> Result<(), ToolError> {
             say!("{}: blake3 {hash}", out.display());
             Ok(())
         }
-        Command::Quantize(options) => run_quantize(&options),
+        Command::Quantize(options) => cli::quantize::run(&options),
+        Command::Calibrate(options) => cli::calibrate::run(&options),
+        Command::Eval(options) => cli::eval::run(&options),
+        Command::Compare(options) => cli::compare::run(&options),
+        Command::Export { model, out } => run_export(&model, out),
         Command::Relayout { model, out, layout } => run_relayout(&model, out, layout.layout()),
         Command::Inspect {
             model,
@@ -283,63 +242,6 @@ fn run(command: Command) -> Result<(), ToolError> {
     }
 }
 
-/// The source's name with another end, in this directory.
-fn named(source: &Path, end: &str) -> PathBuf {
-    let name = if source.is_dir() {
-        source.file_name()
-    } else {
-        source.file_stem()
-    };
-    let name = name.map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
-    PathBuf::from(name + end)
-}
-
-/// Writing over the source would pull the map from under the reader.
-fn refuse_source(model: &Model, out: &Path) -> Result<(), ToolError> {
-    if model.reads(out) {
-        return Err(ToolError::Setting(format!(
-            "{} is a file of the source itself; name another with --out",
-            out.display()
-        )));
-    }
-    Ok(())
-}
-
-fn run_quantize(options: &Quantize) -> Result<(), ToolError> {
-    let method = match options.method {
-        Scales::Round => Method::Round,
-        Scales::Search => Method::Search,
-    };
-    let mut recipe = match (&options.recipe, options.bits) {
-        (Some(name), _) => Recipe::from_name(name, method)?,
-        (None, bits) => Recipe::uniform(bits.unwrap_or(3), method)?,
-    };
-    recipe.embedding_bits = options.embedding_bits.unwrap_or(recipe.embedding_bits);
-    let model = Model::open(&options.model)?;
-    let steps = recipe.plan(&model, !options.keep_output)?;
-    if options.dry_run {
-        return print_plan(&model, &steps);
-    }
-    let out = options
-        .out
-        .clone()
-        .unwrap_or_else(|| named(&options.model, &format!("-{}bit.myq", recipe.bits)));
-    refuse_source(&model, &out)?;
-    let summary = quantize::quantize(&model, &recipe, &steps, options.layout.layout(), &out)?;
-    summary
-        .notes
-        .iter()
-        .for_each(|note| eprintln!("note: {note}"));
-    say!(
-        "{}: {:.1} MB of tensors, {:.3} bits a weight, blake3 {}",
-        out.display(),
-        summary.bytes as f64 / 1e6,
-        summary.bits_per_weight(),
-        summary.hash
-    );
-    Ok(())
-}
-
 fn run_relayout(path: &Path, out: Option<PathBuf>, layout: Layout) -> Result<(), ToolError> {
     let out = out.unwrap_or_else(|| named(path, &format!("-{}.myq", layout.name())));
     let model = Model::open(path)?;
@@ -353,24 +255,20 @@ fn run_relayout(path: &Path, out: Option<PathBuf>, layout: Layout) -> Result<(),
     Ok(())
 }
 
-fn print_plan(model: &Model, steps: &[Step]) -> Result<(), ToolError> {
-    for step in steps {
-        let t = &model.tensors[step.source];
-        let bytes = quantize::step_bytes(model, step);
-        let note = step.note.as_deref().unwrap_or_default();
-        say!(
-            "{:<30} {:<8} -> {:<8} {bytes:>11} B {:>7.3} {note}",
-            step.name,
-            t.dtype.name(),
-            step.dtype.name(),
-            bytes as f64 * 8.0 / t.len() as f64
-        );
+fn run_export(path: &Path, out: Option<PathBuf>) -> Result<(), ToolError> {
+    let out = out.unwrap_or_else(|| named(path, ".gguf"));
+    let model = Model::open(path)?;
+    refuse_source(&model, &out)?;
+    let summary = myq_tools::export::export(&model, &out)?;
+    for note in &summary.notes {
+        eprintln!("note: {note}");
     }
-    let total = quantize::forecast(model, steps);
     say!(
-        "{:.1} MB of tensors, {:.3} bits a weight",
-        total.bytes as f64 / 1e6,
-        total.bits_per_weight()
+        "{}: {:.1} MB of tensors, {:.1} MB in {}",
+        out.display(),
+        summary.bytes as f64 / 1e6,
+        summary.source_bytes as f64 / 1e6,
+        path.display()
     );
     Ok(())
 }

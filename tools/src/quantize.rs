@@ -33,6 +33,24 @@ impl Summary {
     }
 }
 
+/// What calibration has already made.
+pub struct Calibrated<'a> {
+    /// Rows of a source's tensor in its new format, plain; none where it is quantised here.
+    pub rows: &'a dyn Fn(&str) -> Option<Vec<u8>>,
+    /// BLAKE3 of the calibration tokens, for the file.
+    pub hash: Option<String>,
+}
+
+impl Calibrated<'_> {
+    /// Nothing.
+    pub fn none() -> Calibrated<'static> {
+        Calibrated {
+            rows: &|_| None,
+            hash: None,
+        }
+    }
+}
+
 /// Bytes a tensor takes in the format of its step.
 pub fn step_bytes(model: &Model, step: &Step) -> u64 {
     let t = &model.tensors[step.source];
@@ -65,6 +83,7 @@ pub fn quantize(
     recipe: &Recipe,
     steps: &[Step],
     layout: Layout,
+    calibrated: &Calibrated<'_>,
     out: &Path,
 ) -> Result<Summary, ToolError> {
     let spec = |s: &Step| TensorSpec {
@@ -78,7 +97,10 @@ pub fn quantize(
         summary.weights,
         &format!("quantising to {} bits", recipe.bits),
     );
-    let header = import::header(model, &recipe.name(), recipe.as_json(), layout);
+    let mut header = import::header(model, &recipe.name(), recipe.as_json(), layout);
+    if calibrated.hash.is_some() {
+        header.provenance.calibration.clone_from(&calibrated.hash);
+    }
     let fail = |error| ToolError::Write {
         path: out.to_owned(),
         error,
@@ -89,6 +111,20 @@ pub fn quantize(
         let t = &model.tensors[step.source];
         model.check(t)?;
         let form = (step.dtype, layout::stored(layout, step.dtype, &t.shape));
+        if let Some(plain) = (calibrated.rows)(&t.name) {
+            let mut bytes = vec![0; plain.len()];
+            layout::convert(
+                step.dtype,
+                t.cols(),
+                Layout::Plain,
+                &plain,
+                form.1,
+                &mut bytes,
+            );
+            bar.inc(t.len() as u64);
+            writer.write_tensor(i, &bytes).map_err(fail)?;
+            continue;
+        }
         let (bytes, report) =
             tensor(model, t, form, recipe, &|n| bar.inc(n as u64)).map_err(|error| {
                 ToolError::Encode {

@@ -77,7 +77,14 @@ pub fn quickstart(q: &Quickstart) -> Result<(), ToolError> {
     );
     step(3, &format!("quantise to {} bits", q.bits))?;
     let plan = recipe.plan(&model, true)?;
-    let summary = quantize::quantize(&model, &recipe, &plan, Layout::Rows8, &path)?;
+    let summary = quantize::quantize(
+        &model,
+        &recipe,
+        &plan,
+        Layout::Rows8,
+        &quantize::Calibrated::none(),
+        &path,
+    )?;
     for note in &summary.notes {
         say!("  {note}");
     }

@@ -18,6 +18,10 @@ fn help_has_examples_and_every_command() {
         "relayout",
         "verify",
         "quickstart",
+        "calibrate",
+        "eval",
+        "compare",
+        "export",
     ] {
         assert!(text.contains(part), "{part}");
     }

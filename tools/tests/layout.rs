@@ -18,7 +18,15 @@ fn fixture() -> PathBuf {
 fn quantised(model: &Model, bits: u8, layout: Layout, path: &Path) {
     let recipe = Recipe::uniform(bits, Method::Round).expect("a width class");
     let plan = recipe.plan(model, true).expect("a plan");
-    quantize::quantize(model, &recipe, &plan, layout, path).expect("it quantises");
+    quantize::quantize(
+        model,
+        &recipe,
+        &plan,
+        layout,
+        &quantize::Calibrated::none(),
+        path,
+    )
+    .expect("it quantises");
 }
 
 fn myq(args: &[&str], dir: &Path) -> assert_cmd::assert::Assert {

@@ -73,6 +73,11 @@ impl RopeTable {
         }
     }
 
+    /// The angle of each pair at position 1.
+    pub fn frequencies(&self) -> &[f32] {
+        &self.frequencies
+    }
+
     /// Values that [`RopeTable::angles`] writes.
     pub fn dims(&self) -> usize {
         2 * self.frequencies.len()

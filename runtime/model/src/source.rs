@@ -4,7 +4,7 @@ use myq_blocks::Layout;
 use myq_format::{Kind, TensorInfo, gguf::Gguf, myq::Myq, sniff};
 
 use crate::rope::RopeTable;
-use crate::template::{ChatTemplate, Message};
+use crate::template::{ChatTemplate, Message, TemplateError};
 use crate::tokenizer::{Tokenizer, encode_prompt};
 use crate::{Config, ModelError, Weights};
 
@@ -100,15 +100,7 @@ impl Source {
         let Some(text) = &self.chat_template else {
             return Ok(None);
         };
-        let name = |id: Option<u32>| {
-            let bytes = id.map_or(&[][..], |id| self.tokenizer.token_bytes(id));
-            String::from_utf8_lossy(bytes).into_owned()
-        };
-        let (bos, eos) = (
-            self.tokenizer.bos(),
-            self.tokenizer.eos_ids().first().copied(),
-        );
-        Ok(Some(ChatTemplate::new(text, &name(bos), &name(eos))?))
+        Ok(Some(compile(text, &self.tokenizer)?))
     }
 
     /// Tokens of a conversation that the model is to answer.
@@ -123,4 +115,17 @@ impl Source {
             true,
         ))
     }
+}
+
+/// A chat template with the marks of this tokenizer.
+///
+/// # Errors
+/// A template that is not well-formed.
+pub fn compile(template: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate, TemplateError> {
+    let name = |id: Option<u32>| {
+        let bytes = id.map_or(&[][..], |id| tokenizer.token_bytes(id));
+        String::from_utf8_lossy(bytes).into_owned()
+    };
+    let (bos, eos) = (tokenizer.bos(), tokenizer.eos_ids().first().copied());
+    ChatTemplate::new(template, &name(bos), &name(eos))
 }

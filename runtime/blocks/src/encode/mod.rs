@@ -211,6 +211,41 @@ pub fn code_range(dtype: DType) -> Option<(i8, i8)> {
     })
 }
 
+/// The whole numbers that a block is made of, for methods that choose them themselves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grid {
+    /// Weights that share a sub-scale and a sub-minimum.
+    pub sub: usize,
+    /// Smallest and largest code.
+    pub codes: (i16, i16),
+    /// Smallest and largest sub-scale; 1 and 1 in formats without.
+    pub scales: (i16, i16),
+    /// Smallest and largest sub-minimum; none in formats without minima.
+    pub mins: Option<(i16, i16)>,
+    /// Whether every code between the ends exists.
+    pub even: bool,
+}
+
+impl Grid {
+    /// The grid of a block format; `None` for float and linear formats.
+    pub fn of(dtype: DType) -> Option<Grid> {
+        let (lo, hi) = code_range(dtype)?;
+        let codes = (i16::from(lo), i16::from(hi));
+        let two_levels = dtype.is_super() && !matches!(dtype, DType::Tq1_0 | DType::Tq2_0);
+        Some(if two_levels {
+            supers::grid(dtype, codes)
+        } else {
+            Grid {
+                sub: dtype.block_len(),
+                codes,
+                scales: (1, 1),
+                mins: matches!(dtype, DType::Q4_1 | DType::Q5_1).then_some((1, 1)),
+                even: dtype != DType::Iq4Nl,
+            }
+        })
+    }
+}
+
 fn check_len(what: &'static str, got: usize, want: usize) -> Result<(), EncodeError> {
     if got == want {
         Ok(())

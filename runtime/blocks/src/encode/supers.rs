@@ -35,23 +35,35 @@ struct Shape {
 
 impl Shape {
     fn of(dtype: DType) -> Shape {
-        let u = |lo: i16, hi: i16| Uniform {
+        let u = |(lo, hi): (i16, i16)| Uniform {
             lo: f32::from(lo),
             hi: f32::from(hi),
         };
-        let (sub, codes, scales, mins) = match dtype {
-            DType::Q2K => (16, u(0, 3), u(0, 15), Some(u(0, 15))),
-            DType::Q3K => (16, u(-4, 3), u(-32, 31), None),
-            DType::Q4K => (32, u(0, 15), u(0, 63), Some(u(0, 63))),
-            DType::Q5K => (32, u(0, 31), u(0, 63), Some(u(0, 63))),
-            _ => (16, u(-32, 31), u(-128, 127), None),
-        };
+        let (lo, hi) = super::code_range(dtype).unwrap_or((0, 0));
+        let g = grid(dtype, (i16::from(lo), i16::from(hi)));
         Shape {
-            sub,
-            codes,
-            scales,
-            mins,
+            sub: g.sub,
+            codes: u(g.codes),
+            scales: u(g.scales),
+            mins: g.mins.map(u),
         }
+    }
+}
+
+/// Sub-blocks and ranges of a format with two levels of scales.
+pub(super) fn grid(dtype: DType, codes: (i16, i16)) -> super::Grid {
+    let (sub, scales, mins) = match dtype {
+        DType::Q2K => (16, (0, 15), Some((0, 15))),
+        DType::Q3K => (16, (-32, 31), None),
+        DType::Q4K | DType::Q5K => (32, (0, 63), Some((0, 63))),
+        _ => (16, (-128, 127), None),
+    };
+    super::Grid {
+        sub,
+        codes,
+        scales,
+        mins,
+        even: true,
     }
 }
 

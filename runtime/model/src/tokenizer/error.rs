@@ -66,4 +66,10 @@ pub enum TokenizerError {
         /// What is wrong there.
         what: String,
     },
+    /// No GGUF name stands for the tokenizer's pre-tokeniser.
+    #[error(
+        "no GGUF name stands for its pre-tokeniser: other programs would cut text into other \
+         tokens; keep the model in its own format"
+    )]
+    NoName,
 }

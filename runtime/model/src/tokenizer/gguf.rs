@@ -184,6 +184,15 @@ impl ByteAlphabet {
         ByteAlphabet { bytes }
     }
 
+    /// The characters that write `bytes`.
+    pub(super) fn encode(&self, bytes: &[u8]) -> String {
+        let write = |byte: &u8| {
+            let at = self.bytes.iter().position(|b| *b == Some(*byte));
+            char::from_u32(at.unwrap_or(0) as u32).unwrap_or_default()
+        };
+        bytes.iter().map(write).collect()
+    }
+
     /// The bytes that `text` writes, into `out`; `false` if it is not in this alphabet.
     pub(super) fn decode(&self, text: &[u8], out: &mut Vec<u8>) -> bool {
         out.clear();

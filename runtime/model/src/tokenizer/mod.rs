@@ -8,6 +8,7 @@
 //! `docs/decisions/0002-tokenizer.md`.
 
 mod error;
+mod export;
 mod gguf;
 mod hash;
 mod json;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 pub use error::TokenizerError;
+pub use export::Export;
 pub use gguf::GgufVocab;
 pub use stream::TextStream;
 
@@ -144,6 +146,14 @@ impl Tokenizer {
     /// multiple of the length given.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
         Self::build(serial::read(bytes)?)
+    }
+
+    /// What a GGUF says of this tokenizer.
+    ///
+    /// # Errors
+    /// A pre-tokeniser that no GGUF name stands for.
+    pub fn to_gguf(&self) -> Result<Export, TokenizerError> {
+        export::export(&self.0)
     }
 
     /// The compact form for the `.myq` container, little-endian; the same tokenizer always

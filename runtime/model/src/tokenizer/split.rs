@@ -164,6 +164,21 @@ pub(super) const KNOWN: &[Known] = &[
     },
 ];
 
+/// The GGUF name of a pre-tokeniser with these patterns and properties; the one that composes
+/// characters as well, if there is a choice, since readers of GGUF differ in that.
+pub(super) fn name_of<'a>(
+    patterns: impl Iterator<Item = &'a str> + Clone,
+    nfc: bool,
+    whole_pieces: bool,
+) -> Option<&'static str> {
+    let same = |k: &&Known| {
+        k.patterns.iter().copied().eq(patterns.clone()) && k.whole_pieces == whole_pieces
+    };
+    let fitting = || KNOWN.iter().filter(same);
+    let exact = fitting().find(|k| k.nfc == nfc);
+    exact.or(fitting().next()).map(|k| k.names[0])
+}
+
 /// The pre-tokeniser with a GGUF name, or an error that lists the known ones.
 pub(super) fn known(name: Option<&str>) -> Result<&'static Known, TokenizerError> {
     let all = || {

@@ -1,0 +1,120 @@
+//! A quantisation from start to end, resumable.
+//!
+//! 1. *Load and split*: the plan, the samples.
+//! 2. *Hessian*, 3. *quantise and compensate*: [`crate::walk`], layer by layer.
+//! 4. *Group and pack*: each matrix's rows in their format, unpacked and compared at once.
+//! 5. *Write*: the file in its layout, from the kept rows.
+//!
+//! Stages 2 to 4 keep what they finish in the work folder. Without calibration there is nothing
+//! worth keeping, and stage 5 quantises as it writes.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use myq_blocks::{DType, Layout};
+use serde_json::json;
+
+use crate::calibration::Samples;
+use crate::model::Model;
+use crate::quantize::{self, Summary};
+use crate::recipe::{Recipe, Step};
+use crate::walk::Walk;
+use crate::work::Work;
+use crate::{ToolError, import, progress};
+
+/// What to do.
+pub struct Job<'a> {
+    /// The source.
+    pub model: &'a Model,
+    /// How.
+    pub recipe: &'a Recipe,
+    /// Its plan.
+    pub steps: &'a [Step],
+    /// Calibration tokens.
+    pub samples: Option<&'a Samples>,
+    /// Layout of the result.
+    pub layout: Layout,
+    /// Folder for what is finished.
+    pub work: PathBuf,
+    /// Whether the folder stays at the end.
+    pub keep_work: bool,
+}
+
+/// Does it.
+///
+/// # Errors
+/// A damaged source, texts that do not reach a matrix, a full disk.
+pub fn run(job: &Job<'_>, out: &Path) -> Result<Summary, ToolError> {
+    let (Some(samples), Some((_, method))) = (job.samples, &job.recipe.calibrated) else {
+        let q = quantize::Calibrated::none();
+        return quantize::quantize(job.model, job.recipe, job.steps, job.layout, &q, out);
+    };
+    let formats: BTreeMap<&str, DType> = job
+        .steps
+        .iter()
+        .map(|s| (&job.model.tensors[s.source], s.dtype))
+        .filter(|(t, dtype)| t.is_matrix() && t.dtype != *dtype && dtype.block_len() >= 32)
+        .map(|(t, dtype)| (t.name.as_str(), dtype))
+        .collect();
+    let plan: Vec<String> = job
+        .steps
+        .iter()
+        .map(|s| format!("{}={}", s.name, s.dtype.name()))
+        .collect();
+    let manifest = json!({
+        "tool": import::TOOL,
+        "sources": job.model.hashes(),
+        "recipe": job.recipe.as_json(),
+        "plan": plan,
+        "samples": samples.hash,
+    });
+    let (work, known) = Work::open(&job.work, &manifest)?;
+    if known {
+        eprintln!("going on with what {} holds", job.work.display());
+    }
+    let weights = formats.keys().filter_map(|name| job.model.tensor(name));
+    let bar = progress::bar(
+        weights.map(|t| t.len() as u64).sum(),
+        &format!("quantising to {} bits", job.recipe.bits),
+    );
+    let walk = Walk {
+        model: job.model,
+        method,
+        format: &|name| formats.get(name).copied(),
+        work: &work,
+        bar: &bar,
+    };
+    let outcomes = walk.run(&samples.tokens)?;
+    bar.finish_and_clear();
+    let rows = |name: &str| work.rows(name).map(|(_, rows)| rows);
+    let calibrated = quantize::Calibrated {
+        rows: &rows,
+        hash: Some(samples.hash.clone()),
+    };
+    let mut summary = quantize::quantize(
+        job.model,
+        job.recipe,
+        job.steps,
+        job.layout,
+        &calibrated,
+        out,
+    )?;
+    for o in &outcomes {
+        if o.damping > method.damping {
+            summary.notes.push(format!(
+                "{}: its second moments could not be factored; damping rose to {}",
+                o.name, o.damping
+            ));
+        }
+        if o.dead > 0 {
+            summary.notes.push(format!(
+                "{}: {} inputs are zero for all {} calibration tokens; their columns are rounded by themselves",
+                o.name, o.dead, o.tokens
+            ));
+        }
+    }
+    if !job.keep_work {
+        work.remove()?;
+    }
+    Ok(summary)
+}

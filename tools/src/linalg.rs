@@ -1,0 +1,159 @@
+//! Products and factorisations of fp32 matrices, the same to the bit on any number of threads.
+//!
+//! faer multiplies tiles of a fixed size in one thread each; rayon hands the tiles out. So no
+//! sum depends on how many threads there are. All matrices are row-major.
+
+use faer::dyn_stack::{MemBuffer, MemStack};
+use faer::linalg::cholesky::llt::factor::{LltParams, LltRegularization};
+use faer::linalg::cholesky::llt::factor::{cholesky_in_place, cholesky_in_place_scratch};
+use faer::linalg::matmul::matmul;
+use faer::{Accum, MatMut, MatRef, Par, Spec};
+use rayon::prelude::*;
+
+/// Rows of a tile of a product, and of a block of a Gram matrix.
+const TILE: usize = 128;
+
+/// `data` as a matrix of rows of `cols` values.
+pub fn matrix(data: &[f32], cols: usize) -> MatRef<'_, f32> {
+    MatRef::from_row_major_slice(data, data.len() / cols, cols)
+}
+
+/// See [`matrix`].
+pub fn matrix_mut(data: &mut [f32], cols: usize) -> MatMut<'_, f32> {
+    MatMut::from_row_major_slice_mut(data, data.len() / cols, cols)
+}
+
+/// `out = a · b` in the calling thread.
+pub fn multiply(out: MatMut<'_, f32>, a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
+    matmul(out, Accum::Replace, a, b, 1.0, Par::Seq);
+}
+
+/// `out += factor · a · b` in the calling thread.
+pub fn multiply_add(out: MatMut<'_, f32>, a: MatRef<'_, f32>, b: MatRef<'_, f32>, factor: f32) {
+    matmul(out, Accum::Add, a, b, factor, Par::Seq);
+}
+
+/// Each row of `x` through a linear layer: `out = x · wᵀ`, `w` rows × `cols`.
+pub fn linear(x: &[f32], w: &[f32], cols: usize, out: &mut [f32]) {
+    let rows = w.len() / cols;
+    let w = matrix(w, cols).transpose();
+    x.par_chunks(TILE * cols)
+        .zip(out.par_chunks_mut(TILE * rows))
+        .for_each(|(x, out)| multiply(matrix_mut(out, rows), matrix(x, cols), w));
+}
+
+/// `sum += aᵀ · b` for rows of `n` values; with `upper` only on and above the diagonal blocks.
+pub fn add_gram(a: &[f32], b: &[f32], n: usize, upper: bool, sum: &mut [f32]) {
+    let (a, b) = (matrix(a, n), matrix(b, n));
+    sum.par_chunks_mut(TILE * n)
+        .enumerate()
+        .for_each(|(i, sum)| {
+            let (first, rows) = (i * TILE, sum.len() / n);
+            let from = if upper { first } else { 0 };
+            let left = a.subcols(first, rows).transpose();
+            let out = matrix_mut(sum, n).subcols_mut(from, n - from);
+            multiply_add(out, left, b.subcols(from, n - from), 1.0);
+        });
+}
+
+/// Copies what is above the diagonal below it.
+pub fn mirror(h: &mut [f32], n: usize) {
+    for i in 1..n {
+        let (above, row) = h.split_at_mut(i * n);
+        for (j, x) in row[..i].iter_mut().enumerate() {
+            *x = above[j * n + i];
+        }
+    }
+}
+
+/// The lower Cholesky factor in place of a symmetric matrix, of which the lower triangle is
+/// read; what is above the diagonal stays. `false` where the matrix is not positive definite.
+pub fn cholesky(a: &mut [f32], n: usize) -> bool {
+    let params = Spec::<LltParams, f32>::default();
+    let mut memory = MemBuffer::new(cholesky_in_place_scratch::<f32>(n, Par::Seq, params));
+    let outcome = cholesky_in_place(
+        matrix_mut(a, n),
+        LltRegularization::default(),
+        Par::Seq,
+        MemStack::new(&mut memory),
+        params,
+    );
+    // Rounding can leave a pivot that is positive and still nonsense.
+    outcome.is_ok() && (0..n).all(|i| a[i * n + i].is_normal())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(n: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / 8_388_608.0 - 1.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn a_linear_layer_is_the_plain_sum_on_any_number_of_threads() {
+        let (tokens, cols, rows) = (300, 40, 70);
+        let (x, w) = (numbers(tokens * cols, 1), numbers(rows * cols, 2));
+        let mut outs = Vec::new();
+        for threads in [1, 2, 5] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+            let mut out = vec![0.0; tokens * rows];
+            pool.expect("threads")
+                .install(|| linear(&x, &w, cols, &mut out));
+            outs.push(out);
+        }
+        assert_eq!(outs[0], outs[1]);
+        assert_eq!(outs[0], outs[2]);
+        for (t, r) in [(0, 0), (17, 69), (299, 33)] {
+            let want: f64 = (0..cols)
+                .map(|c| f64::from(x[t * cols + c]) * f64::from(w[r * cols + c]))
+                .sum();
+            assert!((f64::from(outs[0][t * rows + r]) - want).abs() < 1e-5);
+        }
+    }
+
+    #[test]
+    fn a_gram_matrix_is_the_sum_of_outer_products() {
+        let (tokens, n) = (50, 300);
+        let (a, b) = (numbers(tokens * n, 3), numbers(tokens * n, 4));
+        let mut half = vec![0.0; n * n];
+        add_gram(&a, &a, n, true, &mut half);
+        mirror(&mut half, n);
+        let (mut whole, mut cross) = (vec![0.0; n * n], vec![0.0; n * n]);
+        add_gram(&a, &a, n, false, &mut whole);
+        add_gram(&a, &b, n, false, &mut cross);
+        for (i, j) in [(0, 0), (5, 299), (299, 5), (200, 130)] {
+            let sum = |b: &[f32]| -> f64 {
+                (0..tokens)
+                    .map(|t| f64::from(a[t * n + i]) * f64::from(b[t * n + j]))
+                    .sum()
+            };
+            assert!((f64::from(half[i * n + j]) - sum(&a)).abs() < 1e-4);
+            assert!((f64::from(whole[i * n + j]) - sum(&a)).abs() < 1e-4);
+            assert!((f64::from(cross[i * n + j]) - sum(&b)).abs() < 1e-4);
+        }
+    }
+
+    #[test]
+    fn cholesky_factors_what_is_positive_and_refuses_the_rest() {
+        let n = 150;
+        let x = numbers(2 * n * n, 5);
+        let mut h = vec![0.0; n * n];
+        add_gram(&x, &x, n, false, &mut h);
+        let mut l = h.clone();
+        assert!(cholesky(&mut l, n));
+        for (i, j) in [(0, 0), (149, 3), (77, 77)] {
+            let want: f32 = (0..=j).map(|k| l[i * n + k] * l[j * n + k]).sum();
+            assert!((want - h[i * n + j]).abs() < 1e-3 * h[i * n + i]);
+        }
+        h[70 * n + 70] = -1.0;
+        assert!(!cholesky(&mut h, n));
+    }
+}

@@ -1,0 +1,360 @@
+//! Descent on the exact error: codes, sub-scales, minima and super-scales, one at a time.
+//!
+//! ```text
+//! g = (w − ŵ)·H;  a change δ of the stored row adds  δᵀHδ − 2·gᵀδ  to the error
+//! for each superblock, twice:
+//!     each code to its best value, g of the superblock follows
+//!     each sub-block: other sub-scales and minima next to its own, with codes descended anew
+//!     super-scales by least squares for what they multiply
+//! then g of the whole row follows, one product for all rows
+//! ```
+//!
+//! Codes alone are QuantEase (arXiv 2309.01885); that scales join in, on their own grid, is
+//! what makes it worth more than compensation where there are few codes.
+//!
+//! Only changes that lower the error are taken, so the error of a row never rises.
+
+use myq_blocks::decode::Decoded;
+use myq_blocks::encode::Grid;
+
+use super::{Chunk, half};
+use crate::linalg::{matrix, matrix_mut, multiply_add};
+use crate::vector::wide;
+
+/// Weights in a superblock, at most.
+const SUPER: usize = 256;
+/// Weights in a sub-block, at most, of those whose scales are moved.
+const SUB: usize = 32;
+/// Times that a superblock is gone through before the row moves on.
+const ROUNDS: usize = 2;
+/// Times that the codes of a sub-block are gone through for each candidate.
+const PASSES: usize = 2;
+/// A change must lower the error by more than rounding could feign, as a share of `H·δ²`.
+const CERTAIN: f32 = 1e-4;
+
+/// One sweep over all superblocks; `gradient` is rows × n and stays right.
+pub(super) fn sweep(chunk: &mut Chunk<'_>, h: &[f32], gradient: &mut [f32]) {
+    let (n, rows, per_row) = (chunk.n, chunk.rows(), chunk.per_row);
+    let mut moved = vec![0.0f32; rows * SUPER];
+    for b in 0..per_row {
+        let columns = chunk.columns(b);
+        let len = columns.len();
+        let moved = &mut moved[..rows * len];
+        let mut near = vec![0.0f32; len * len];
+        for (to, i) in near.chunks_exact_mut(len).zip(columns.clone()) {
+            to.copy_from_slice(&h[i * n..][columns.clone()]);
+        }
+        for (r, moved) in moved.chunks_exact_mut(len).enumerate() {
+            let mut work = Work {
+                grid: chunk.grid,
+                len,
+                h: &near,
+                g: [0.0; SUPER],
+            };
+            work.g[..len].copy_from_slice(&gradient[r * n..][columns.clone()]);
+            let block = &mut chunk.blocks[r * per_row + b];
+            let mut before = [0.0; SUPER];
+            block.dequantize(&mut before[..len]);
+            wide(
+                #[inline(always)]
+                || work.descend(block),
+            );
+            block.dequantize(moved);
+            moved.iter_mut().zip(before).for_each(|(m, x)| *m -= x);
+        }
+        let rows_of_h = matrix(h, n).subrows(columns.start, len);
+        multiply_add(matrix_mut(gradient, n), matrix(moved, len), rows_of_h, -1.0);
+    }
+}
+
+/// One superblock of one row.
+struct Work<'a> {
+    grid: Grid,
+    len: usize,
+    /// H within the superblock, len × len.
+    h: &'a [f32],
+    g: [f32; SUPER],
+}
+
+impl Work<'_> {
+    #[inline(always)]
+    fn descend(&mut self, block: &mut Decoded) {
+        for _ in 0..ROUNDS {
+            self.codes(block);
+            if self.grid.scales.0 != self.grid.scales.1 {
+                for first in (0..self.len).step_by(self.grid.sub) {
+                    self.sub_block(block, first);
+                }
+            }
+            self.super_scales(block);
+        }
+        self.codes(block);
+    }
+
+    #[inline(always)]
+    fn row(&self, i: usize) -> &[f32] {
+        &self.h[i * self.len..][..self.len]
+    }
+
+    /// `g −= δ·H[i]`.
+    #[inline(always)]
+    fn follow(&mut self, i: usize, delta: f32) {
+        let row = &self.h[i * self.len..][..self.len];
+        for (g, h) in self.g[..self.len].iter_mut().zip(row) {
+            *g -= delta * h;
+        }
+    }
+
+    /// Each code to its best value.
+    #[inline(always)]
+    fn codes(&mut self, block: &mut Decoded) {
+        let (lo, hi) = self.grid.codes;
+        for i in 0..self.len {
+            let step = block.d * f32::from(block.scale[i / 16]);
+            if let Some(code) = best_code(block.q[i], step, self.g[i], self.row(i)[i], lo, hi) {
+                self.follow(i, step * f32::from(code - i16::from(block.q[i])));
+                block.q[i] = code as i8;
+            }
+        }
+    }
+
+    /// The sub-block from `first` on: its scale and minimum to the best of their neighbours.
+    #[inline(always)]
+    fn sub_block(&mut self, block: &mut Decoded, first: usize) {
+        let (sub, j) = (self.grid.sub, first / 16);
+        let mut h = [[0.0f32; SUB]; SUB];
+        for (i, to) in h[..sub].iter_mut().enumerate() {
+            to[..sub].copy_from_slice(&self.row(first + i)[first..first + sub]);
+        }
+        let local = Local {
+            sub,
+            h: &h,
+            codes: self.grid.codes,
+        };
+        let (scale, min) = (block.scale[j], block.min[j]);
+        let (step, low) = (block.d * f32::from(scale), block.dmin * f32::from(min));
+        let start = Candidate::new(&block.q[first..first + sub], &self.g[first..first + sub]);
+        let mut best = start;
+        let mut chosen = (scale, min);
+        let mut consider = |s: i16, m: i16| {
+            let (new_step, new_low) = (block.d * f32::from(s), block.dmin * f32::from(m));
+            let mut c = start;
+            local.shift(&mut c, new_step - step, new_low - low);
+            local.descend(&mut c, new_step);
+            if c.gain > best.gain {
+                (best, chosen) = (c, (s, m));
+            }
+        };
+        let (s_lo, s_hi) = self.grid.scales;
+        for s in [scale - 1, scale + 1, scale - 2, scale + 2, scale] {
+            if s < s_lo || s > s_hi {
+                continue;
+            }
+            match self.grid.mins {
+                Some((m_lo, m_hi)) => {
+                    for m in [min, min - 1, min + 1] {
+                        if (s, m) != (scale, min) && m >= m_lo && m <= m_hi {
+                            consider(s, m);
+                        }
+                    }
+                }
+                None if s != scale => consider(s, 0),
+                None => {}
+            }
+        }
+        let needed = CERTAIN * step * step * h[0][0];
+        if best.gain <= needed {
+            return;
+        }
+        let (new_step, new_low) = (
+            block.d * f32::from(chosen.0),
+            block.dmin * f32::from(chosen.1),
+        );
+        for i in 0..sub {
+            let old = step * f32::from(block.q[first + i]) - low;
+            let new = new_step * f32::from(best.q[i]) - new_low;
+            block.q[first + i] = best.q[i] as i8;
+            if new != old {
+                self.follow(first + i, new - old);
+            }
+        }
+        for k in j..j + sub / 16 {
+            (block.scale[k], block.min[k]) = chosen;
+        }
+    }
+
+    /// Super-scale and super-minimum by least squares.
+    #[inline(always)]
+    fn super_scales(&mut self, block: &mut Decoded) {
+        let len = self.len;
+        let (mut u, mut v) = ([0.0f32; SUPER], [0.0f32; SUPER]);
+        let mut minima = false;
+        for i in 0..len {
+            u[i] = f32::from(block.scale[i / 16]) * f32::from(block.q[i]);
+            v[i] = f32::from(block.min[i / 16]);
+            minima |= block.min[i / 16] != 0;
+        }
+        minima &= self.grid.mins.is_some();
+        let (mut hu, mut hv) = ([0.0f32; SUPER], [0.0f32; SUPER]);
+        for i in 0..len {
+            let row = self.row(i);
+            axpy(&mut hu[..len], u[i], row);
+            if minima {
+                axpy(&mut hv[..len], v[i], row);
+            }
+        }
+        let (uu, ug) = (dot(&u[..len], &hu), dot(&u[..len], &self.g));
+        if uu <= 0.0 {
+            return;
+        }
+        let (vv, uv, vg) = if minima {
+            (
+                dot(&v[..len], &hv),
+                dot(&u[..len], &hv),
+                dot(&v[..len], &self.g),
+            )
+        } else {
+            (0.0, 0.0, 0.0)
+        };
+        let det = uu * vv - uv * uv;
+        // δŵ = a·u − b·v
+        let (a, b) = if minima && det > 1e-6 * uu * vv {
+            ((ug * vv - vg * uv) / det, (ug * uv - vg * uu) / det)
+        } else {
+            (ug / uu, 0.0)
+        };
+        let mut best = (0.0f64, 0.0f32, 0.0f32);
+        for (a, b) in [(a, b), (ug / uu, 0.0)] {
+            let d = half((f64::from(block.d) + a) as f32);
+            let dmin = half((f64::from(block.dmin) + b) as f32);
+            let (a, b) = (d - block.d, dmin - block.dmin);
+            let (x, y) = (f64::from(a), f64::from(b));
+            let gain = 2.0 * (x * ug - y * vg) - (x * x * uu - 2.0 * x * y * uv + y * y * vv);
+            let signs = d * block.d > 0.0 && dmin >= 0.0 || self.grid.mins.is_none();
+            let signs = signs || block.dmin < 0.0;
+            if signs && gain > best.0 {
+                best = (gain, a, b);
+            }
+        }
+        let (gain, a, b) = best;
+        if gain <= f64::from(CERTAIN) * f64::from(a) * f64::from(a) * uu {
+            return;
+        }
+        block.d += a;
+        block.dmin += b;
+        for i in 0..len {
+            self.g[i] -= a * hu[i] - b * hv[i];
+        }
+    }
+}
+
+/// The code that lowers the error most, if that is another one.
+#[inline(always)]
+fn best_code(q: i8, step: f32, g: f32, h: f32, lo: i16, hi: i16) -> Option<i16> {
+    // The best real-valued change is g/h; half a step away another code is better.
+    let wanted = g / (h * step);
+    if step == 0.0 || wanted.abs() <= 0.5 + CERTAIN {
+        return None;
+    }
+    let code = (f32::from(q) + wanted.round_ties_even()).clamp(f32::from(lo), f32::from(hi));
+    (code != f32::from(q)).then_some(code as i16)
+}
+
+#[inline(always)]
+fn axpy(sum: &mut [f32], a: f32, x: &[f32]) {
+    for (sum, x) in sum.iter_mut().zip(x) {
+        *sum += a * x;
+    }
+}
+
+#[inline(always)]
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    let mut lanes = [0.0f32; 16];
+    let (a, rest_a) = a.as_chunks::<16>();
+    let (b, _) = b.as_chunks::<16>();
+    debug_assert!(rest_a.is_empty());
+    for (a, b) in a.iter().zip(b) {
+        for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+            *lane += a * b;
+        }
+    }
+    lanes.iter().map(|l| f64::from(*l)).sum()
+}
+
+/// Codes of a sub-block with the gradient they leave, and by how much they lower the error.
+#[derive(Clone, Copy)]
+struct Candidate {
+    q: [i16; SUB],
+    g: [f32; SUB],
+    gain: f32,
+}
+
+impl Candidate {
+    #[inline(always)]
+    fn new(q: &[i8], g: &[f32]) -> Candidate {
+        let mut c = Candidate {
+            q: [0; SUB],
+            g: [0.0; SUB],
+            gain: 0.0,
+        };
+        for ((to, from), (g_to, g)) in c.q.iter_mut().zip(q).zip(c.g.iter_mut().zip(g)) {
+            *to = i16::from(*from);
+            *g_to = *g;
+        }
+        c
+    }
+}
+
+/// A sub-block by itself.
+struct Local<'a> {
+    sub: usize,
+    h: &'a [[f32; SUB]; SUB],
+    codes: (i16, i16),
+}
+
+impl Local<'_> {
+    /// The same codes on another scale and minimum.
+    #[inline(always)]
+    fn shift(&self, c: &mut Candidate, step: f32, low: f32) {
+        let mut delta = [0.0f32; SUB];
+        let mut hd = [0.0f32; SUB];
+        let moved = delta[..self.sub].iter_mut().zip(&c.q).zip(self.h);
+        for ((delta, q), h) in moved {
+            *delta = step * f32::from(*q) - low;
+            axpy(&mut hd, *delta, h);
+        }
+        for ((g, delta), hd) in c.g.iter_mut().zip(delta).zip(hd) {
+            c.gain += delta * (2.0 * *g - hd);
+            *g -= hd;
+        }
+    }
+
+    #[inline(always)]
+    fn descend(&self, c: &mut Candidate, step: f32) {
+        let (lo, hi) = self.codes;
+        for _ in 0..PASSES {
+            let mut moved = false;
+            for i in 0..self.sub {
+                let h = self.h[i][i];
+                let Some(code) = best_code(c.q[i] as i8, step, c.g[i], h, lo, hi) else {
+                    continue;
+                };
+                let delta = step * f32::from(code - c.q[i]);
+                c.gain += delta * (2.0 * c.g[i] - delta * h);
+                c.q[i] = code;
+                axpy_minus(&mut c.g, delta, &self.h[i]);
+                moved = true;
+            }
+            if !moved {
+                break;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn axpy_minus(sum: &mut [f32; SUB], a: f32, x: &[f32; SUB]) {
+    for (sum, x) in sum.iter_mut().zip(x) {
+        *sum -= a * x;
+    }
+}
