@@ -2,7 +2,7 @@
 //!
 //! 1. *Load and split*: the plan, the samples.
 //! 2. *Hessian*, 3. *quantise and compensate*: [`crate::walk`], layer by layer.
-//! 4. *Group and pack*: each matrix's rows in their format, unpacked and compared at once.
+//! 4. *Group and pack*: each matrix's rows in their format.
 //! 5. *Write*: the file in its layout, from the kept rows.
 //!
 //! Stages 2 to 4 keep what they finish in the work folder. Without calibration there is nothing
