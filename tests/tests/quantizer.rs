@@ -122,6 +122,43 @@ fn provenance_names_the_calibration_and_the_method() {
     myq(&["verify", path(&out)]).success();
 }
 
+/// Types whose codes are not evenly spaced, or have no blocks, are quantised as without texts.
+#[test]
+fn other_types_of_single_matrices_are_quantised_too() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let source = imported("target", dir.path());
+    let calibration = calibration(dir.path());
+    let out = dir.path().join("out.myq");
+    let mut args = vec![
+        "quantize",
+        path(&source),
+        "--bits",
+        "3",
+        "--out",
+        path(&out),
+    ];
+    args.extend(["--calibration", path(&calibration), "--samples", "8"]);
+    args.extend(["--length", "64", "--tensor", "blk.*.attn_v.weight=IQ4_NL"]);
+    args.extend(["--tensor", "blk.*.attn_k.weight=16"]);
+    myq(&args).success();
+    let json =
+        json_of(&myq(&["verify", path(&out), "--source", path(&source), "--json"]).success());
+    let distances = json["distances"].as_array().expect("a list");
+    let of = |part: &str| -> Vec<f64> {
+        let named = |d: &&Value| d["name"].as_str().is_some_and(|n| n.contains(part));
+        let each = distances.iter().filter(named);
+        each.map(|d| d["relative_rms"].as_f64().expect("a number"))
+            .collect()
+    };
+    assert!(
+        !of("attn_v").is_empty() && of("attn_v").iter().all(|d| *d < 0.12),
+        "{json:#}"
+    );
+    assert!(of("attn_k").iter().all(|d| *d < 1e-3), "{json:#}");
+    let best = divergence(&source, &[&out]);
+    assert!(best[0] < 0.03, "{best:?}");
+}
+
 #[test]
 fn warnings_and_bad_sets_say_what_to_do() {
     let dir = tempfile::tempdir().expect("a folder");

@@ -42,28 +42,36 @@ pub fn fold(
     let c = pass.config;
     let (inputs, group) = (Inputs::gather(pass, block, states), c.heads / c.kv_heads);
     let mut alphas = [0.0; 4];
-    let fold = |block: &Block, x: &[f32], n: usize, parts: &[Part], shared: Option<usize>| {
+    // `from` is the matrix whose rows are divided, where it is not a norm.
+    let fold = |block: &Block, x: &[f32], n: usize, from: Option<Part>, parts: &[Part]| {
         let wanted: Option<Vec<(Part, DType)>> =
             parts.iter().map(|p| Some((*p, format(*p)?))).collect();
-        match wanted {
-            // A part that stays as it is has nothing to gain, and would have to be scaled too.
+        let shared = (parts == [Part::O]).then_some((group, c.head_dim));
+        match wanted.filter(|_| from.is_none_or(|p| format(p).is_some())) {
+            // A matrix that stays as it is in the source cannot take a scale.
             None => Ok((0.0, vec![1.0; n])),
-            Some(wanted) => search(block, x, n, &wanted, shared.map(|g| (g, c.head_dim))),
+            Some(wanted) => search(block, x, n, &wanted, shared),
         }
     };
     let (alpha, s) = fold(
         block,
         &inputs.attention,
         c.width,
-        &[Part::Q, Part::K, Part::V],
         None,
+        &[Part::Q, Part::K, Part::V],
     )?;
     alphas[0] = alpha;
     divide(&mut block.attn_norm, &s);
     for part in [Part::Q, Part::K, Part::V] {
         scale_columns(&mut block.matrices[part as usize], &s);
     }
-    let (alpha, s) = fold(block, &inputs.output, c.q_width(), &[Part::O], Some(group))?;
+    let (alpha, s) = fold(
+        block,
+        &inputs.output,
+        c.q_width(),
+        Some(Part::V),
+        &[Part::O],
+    )?;
     alphas[1] = alpha;
     scale_columns(&mut block.matrices[Part::O as usize], &s);
     // The scales of a key head's queries are the same: its own are the first query's.
@@ -77,13 +85,13 @@ pub fn fold(
     if !block.bias[2].is_empty() {
         divide(&mut block.bias[2], &own);
     }
-    let (alpha, s) = fold(block, &inputs.wide, c.width, &[Part::Gate, Part::Up], None)?;
+    let (alpha, s) = fold(block, &inputs.wide, c.width, None, &[Part::Gate, Part::Up])?;
     alphas[2] = alpha;
     divide(&mut block.ffn_norm, &s);
     for part in [Part::Gate, Part::Up] {
         scale_columns(&mut block.matrices[part as usize], &s);
     }
-    let (alpha, s) = fold(block, &inputs.active, c.ffn, &[Part::Down], None)?;
+    let (alpha, s) = fold(block, &inputs.active, c.ffn, Some(Part::Up), &[Part::Down])?;
     alphas[3] = alpha;
     scale_columns(&mut block.matrices[Part::Down as usize], &s);
     divide_rows(&mut block.matrices[Part::Up as usize], &s);
@@ -246,4 +254,101 @@ fn output_error(
     linear(x, &errors, n, &mut out);
     let sum: f64 = out.iter().map(|o| f64::from(*o) * f64::from(*o)).sum();
     Ok(sum * rows as f64 / count as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use myq_model::Config;
+    use myq_model::config::{Family, Pairing, Rope, Scaling};
+
+    use super::*;
+    use crate::testing::numbers;
+
+    fn config() -> Config {
+        Config {
+            family: Family::Llama,
+            name: String::new(),
+            layers: 1,
+            width: 64,
+            ffn: 96,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            vocab: 8,
+            context: 64,
+            norm_eps: 1e-5,
+            rope: Rope {
+                theta: 1e4,
+                dims: 16,
+                pairing: Pairing::Half,
+                scaling: Scaling::None,
+            },
+        }
+    }
+
+    fn block(c: &Config) -> Block {
+        let (d, q, kv, f) = (c.width, c.q_width(), c.kv_width(), c.ffn);
+        let shapes = [(d, q), (d, kv), (d, kv), (q, d), (d, f), (d, f), (f, d)];
+        let mut seed = 0;
+        let mut some = |n: usize, scale: f32| -> Vec<f32> {
+            seed += 1;
+            numbers(n, seed).iter().map(|x| x * scale).collect()
+        };
+        // Channels of very different size, as norms of real models give them.
+        let norm = |mut x: Vec<f32>| {
+            x.iter_mut().enumerate().for_each(|(i, x)| {
+                *x = 1.0 + *x * 0.1 + if i % 9 == 0 { 8.0 } else { 0.0 };
+            });
+            x
+        };
+        Block {
+            attn_norm: norm(some(d, 1.0)),
+            ffn_norm: norm(some(d, 1.0)),
+            bias: [some(q, 0.1), some(kv, 0.1), some(kv, 0.1)],
+            matrices: shapes.map(|(cols, rows)| some(cols * rows, 0.15)),
+        }
+    }
+
+    fn folded(kept: &[Part]) -> (Block, Block, Config, [f32; 4]) {
+        let c = config();
+        let before = block(&c);
+        let mut after = before.clone();
+        let states: Vec<Vec<f32>> = (0..3).map(|i| numbers(20 * c.width, 70 + i)).collect();
+        let format = |p: Part| (!kept.contains(&p)).then_some(DType::Q3K);
+        let pass = Pass::new(&c, None);
+        let alphas = fold(&pass, &mut after, &states, &format).expect("finite");
+        (before, after, c, alphas)
+    }
+
+    #[test]
+    fn a_layer_with_folded_scales_computes_the_same() {
+        let (before, after, c, alphas) = folded(&[]);
+        assert!(alphas[0] > 0.0 && alphas[2] > 0.0, "{alphas:?}");
+        let pass = Pass::new(&c, None);
+        let start = numbers(20 * c.width, 99);
+        let through = |block: &Block| {
+            let mut x = start.clone();
+            pass.layer(block, &mut x);
+            x
+        };
+        for (a, b) in through(&before).iter().zip(through(&after)) {
+            assert!((a - b).abs() < 1e-3 * (1.0 + a.abs()), "{a} {b}");
+        }
+    }
+
+    /// What the result takes over from the source must be what the fold leaves as it is.
+    #[test]
+    fn a_matrix_that_stays_as_it_is_takes_part_in_no_fold() {
+        for kept in [Part::V, Part::O, Part::Up, Part::Down, Part::Q, Part::Gate] {
+            let (before, after, ..) = folded(&[kept]);
+            let same = |p: Part| before.matrix(p) == after.matrix(p);
+            assert!(same(kept), "{kept:?}");
+            match kept {
+                Part::V => assert!(same(Part::O) && before.attn_norm == after.attn_norm),
+                Part::Up => assert!(same(Part::Down) && before.ffn_norm == after.ffn_norm),
+                Part::O => assert_eq!(before.bias[2], after.bias[2]),
+                _ => {}
+            }
+        }
+    }
 }

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use myq_blocks::encode::Grid;
 use myq_blocks::{DType, Layout};
 use serde_json::json;
 
@@ -53,7 +54,7 @@ pub fn run(job: &Job<'_>, out: &Path) -> Result<Summary, ToolError> {
         .steps
         .iter()
         .map(|s| (&job.model.tensors[s.source], s.dtype))
-        .filter(|(t, dtype)| t.is_matrix() && t.dtype != *dtype && dtype.block_len() >= 32)
+        .filter(|(t, dtype)| t.is_matrix() && t.dtype != *dtype && has_even_grid(*dtype))
         .map(|(t, dtype)| (t.name.as_str(), dtype))
         .collect();
     let plan: Vec<String> = job
@@ -117,4 +118,10 @@ pub fn run(job: &Job<'_>, out: &Path) -> Result<Summary, ToolError> {
         work.remove()?;
     }
     Ok(summary)
+}
+
+/// Whether codes and scales can be moved one by one: the others are quantised as without
+/// calibration.
+fn has_even_grid(dtype: DType) -> bool {
+    Grid::of(dtype).is_some_and(|grid| grid.even)
 }

@@ -24,6 +24,8 @@ pub mod relayout;
 pub mod sensitivity;
 pub mod solve;
 pub mod states;
+#[cfg(test)]
+mod testing;
 pub mod vector;
 pub mod verify;
 pub mod walk;

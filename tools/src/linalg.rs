@@ -85,17 +85,7 @@ pub fn cholesky(a: &mut [f32], n: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn numbers(n: usize, seed: u64) -> Vec<f32> {
-        let mut state = seed;
-        let mut next = || {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            (state >> 40) as f32 / 8_388_608.0 - 1.0
-        };
-        (0..n).map(|_| next()).collect()
-    }
+    use crate::testing::numbers;
 
     #[test]
     fn a_linear_layer_is_the_plain_sum_on_any_number_of_threads() {

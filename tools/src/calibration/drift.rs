@@ -103,23 +103,16 @@ fn regression(y: &[f64], lags: usize, skip: usize) -> Option<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::numbers;
 
-    fn noise(n: usize, seed: u64) -> Vec<f64> {
-        let mut state = seed;
-        let mut next = || {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            (state >> 11) as f64 / (1u64 << 53) as f64 - 0.5
-        };
-        // Twelve of them are nearly normal.
-        (0..n).map(|_| (0..12).map(|_| next()).sum()).collect()
+    fn noise(seed: u64) -> Vec<f64> {
+        numbers(200, seed).into_iter().map(f64::from).collect()
     }
 
     #[test]
     fn stationary_and_drifting_series_are_told_apart() {
         let count = |make: &dyn Fn(Vec<f64>) -> Vec<f64>| {
-            let drifts = |seed| test(&make(noise(200, seed))).expect("long enough").drifts;
+            let drifts = |seed| test(&make(noise(seed))).expect("long enough").drifts;
             (1..=40).filter(|seed| drifts(*seed)).count()
         };
         let level = count(&|e| e.iter().map(|e| 100.0 + e).collect());
