@@ -44,6 +44,23 @@ pub fn quantised_in(layout: Layout, name: &str, bits: u8, method: Method, path: 
     .expect("it quantises");
 }
 
+/// The repository's own documents as a calibration set in `dir`, some paragraphs a record.
+pub fn calibration(dir: &Path) -> PathBuf {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let mut records = String::new();
+    for name in ["format.md", "guide.md", "topology.md", "benchmarks.md"] {
+        let text = std::fs::read_to_string(docs.join(name)).expect("a document");
+        let parts: Vec<&str> = text.split("\n\n").collect();
+        for part in parts.chunks(8) {
+            let record = serde_json::json!({ "text": part.join("\n\n") });
+            records.push_str(&format!("{record}\n"));
+        }
+    }
+    let file = dir.join("calibration.jsonl");
+    std::fs::write(&file, records).expect("space");
+    file
+}
+
 /// The program `name` of this workspace, built beside the running test.
 ///
 /// # Panics

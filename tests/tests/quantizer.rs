@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use assert_cmd::Command;
 use assert_cmd::assert::Assert;
 use myq_blocks::encode::Method;
-use myq_tests::{data, imported, program, quantised};
+use myq_tests::{calibration, data, imported, program, quantised};
 use serde_json::Value;
 
 fn myq(args: &[&str]) -> Assert {
@@ -25,25 +25,6 @@ fn json_of(outcome: &Assert) -> Value {
 
 fn path(p: &Path) -> &str {
     p.to_str().expect("UTF-8")
-}
-
-/// The repository's own documents as a calibration set.
-fn calibration(dir: &Path) -> PathBuf {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
-    let mut records = String::new();
-    for name in ["format.md", "guide.md", "topology.md", "benchmarks.md"] {
-        let text = std::fs::read_to_string(docs.join(name)).expect("a document");
-        let parts: Vec<&str> = text.split("\n\n").collect();
-        for part in parts.chunks(8) {
-            records.push_str(&format!(
-                "{}\n",
-                serde_json::json!({ "text": part.join("\n\n") })
-            ));
-        }
-    }
-    let file = dir.join("calibration.jsonl");
-    std::fs::write(&file, records).expect("space");
-    file
 }
 
 /// KL of a model to the source on a document that is not in the calibration set.
@@ -282,28 +263,7 @@ fn an_exported_file_has_the_same_weights_and_says_what_partial_superblocks_cost(
     for line in lines(&a) {
         assert!(lines(&b).contains(&line), "{line}\n{b}");
     }
-    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/quality.md");
-    let figures = |m: &Path| {
-        let args = [
-            "eval",
-            path(m),
-            "--source",
-            path(&whole),
-            "--text",
-            path(&text),
-        ];
-        let more = [
-            "--context",
-            "128",
-            "--windows",
-            "8",
-            "--activations",
-            "int8x2",
-            "--json",
-        ];
-        json_of(&myq(&[&args[..], &more].concat()).success())["texts"][0]["models"][0].clone()
-    };
-    assert!(figures(&gguf)["kl"].as_f64().expect("a number") < 1e-5);
+    assert!(divergence(&whole, &[&gguf])[0] < 1e-5);
     // Rows of 128 weights: another type, told and nearly the same.
     let partial = quantised("draft", 3, Method::Search, dir.path());
     let gguf = dir.path().join("draft.gguf");
@@ -312,27 +272,7 @@ fn an_exported_file_has_the_same_weights_and_says_what_partial_superblocks_cost(
         said.contains("note:") && said.contains("partial superblocks"),
         "{said}"
     );
-    let args = [
-        "eval",
-        path(&gguf),
-        "--source",
-        path(&partial),
-        "--text",
-        path(&text),
-    ];
-    let more = [
-        "--context",
-        "128",
-        "--windows",
-        "8",
-        "--activations",
-        "int8x2",
-        "--json",
-    ];
-    let json = json_of(&myq(&[&args[..], &more].concat()).success());
-    let kl = json["texts"][0]["models"][0]["kl"]
-        .as_f64()
-        .expect("a number");
+    let kl = divergence(&partial, &[&gguf])[0];
     assert!(kl < 1e-3, "{kl}");
 }
 

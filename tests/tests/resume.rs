@@ -1,30 +1,13 @@
 //! B7: a quantisation that is killed at any moment and started again ends with the same bytes.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use myq_tests::{Random, data, program};
+use myq_tests::{Random, calibration, data, program};
 
 /// Times that the program is killed.
 const KILLS: usize = 20;
-
-/// Calibration texts of this repository: its own documents, a paragraph a record.
-fn calibration(dir: &Path) -> PathBuf {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
-    let mut records = String::new();
-    for name in ["format.md", "guide.md", "topology.md"] {
-        let text = std::fs::read_to_string(docs.join(name)).expect("a document");
-        let parts: Vec<&str> = text.split("\n\n").collect();
-        for part in parts.chunks(12) {
-            let record = serde_json::json!({ "text": part.join("\n\n") });
-            records.push_str(&format!("{record}\n"));
-        }
-    }
-    let path = dir.join("calibration.jsonl");
-    std::fs::write(&path, records).expect("space");
-    path
-}
 
 fn start(out: &Path, calibration: &Path, threads: usize) -> Child {
     Command::new(program("myq"))

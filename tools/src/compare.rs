@@ -127,13 +127,14 @@ pub fn compare(a: &Model, b: &Model, tokens: &[u32]) -> Result<Comparison, ToolE
 
 fn logits(model: &Model, pass: &Pass<'_>, x: &[f32]) -> Result<Vec<f32>, ToolError> {
     let normed = pass.norm(x, &tensor(model, "output_norm.weight")?);
-    let name = match model.tensor("output.weight") {
-        Some(_) => "output.weight",
-        None => "token_embd.weight",
-    };
     let width = model.config.width;
     let mut out = vec![0.0; x.len() / width * model.config.vocab];
-    linear(&normed, &tensor(model, name)?, width, &mut out);
+    linear(
+        &normed,
+        &tensor(model, model.output_name())?,
+        width,
+        &mut out,
+    );
     Ok(out)
 }
 

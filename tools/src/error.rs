@@ -67,6 +67,31 @@ pub enum ToolError {
 }
 
 impl ToolError {
+    /// A tensor of this file cannot be quantised.
+    pub fn encode(
+        path: &std::path::Path,
+        name: &str,
+        error: myq_blocks::encode::EncodeError,
+    ) -> ToolError {
+        ToolError::Encode {
+            path: path.to_owned(),
+            name: name.to_owned(),
+            error,
+        }
+    }
+
+    /// The system refuses to write to this file.
+    pub fn write(path: &std::path::Path, source: std::io::Error) -> ToolError {
+        ToolError::Write {
+            path: path.to_owned(),
+            error: myq_format::Error::Io {
+                action: "write",
+                path: path.to_owned(),
+                source,
+            },
+        }
+    }
+
     /// An error of the model crate in this file.
     pub fn model(path: &std::path::Path, error: impl Into<myq_model::ModelError>) -> ToolError {
         ToolError::Model {

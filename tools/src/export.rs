@@ -15,7 +15,10 @@ use myq_blocks::encode::{Method, encode_rows};
 use myq_blocks::{DType, Layout};
 use myq_format::atomic::AtomicFile;
 use myq_format::gguf::Builder;
-use myq_model::config::{Family, Pairing, Scaling};
+use myq_model::Config;
+use myq_model::config::{Family, Pairing, Rope, Scaling};
+use myq_model::rope::RopeTable;
+use myq_model::tokenizer::Export;
 use rayon::prelude::*;
 
 use crate::model::{Model, Tensor};
@@ -80,7 +83,14 @@ pub fn export(model: &Model, out: &Path) -> Result<Summary, ToolError> {
     bar.finish_and_clear();
     tensors.extend(rope_factors(model));
     let mut builder = Builder::new();
-    describe(model, &mut builder)?;
+    let tokenizer = model.tokenizer.to_gguf();
+    let tokenizer = tokenizer.map_err(|e| ToolError::model(&model.path, e))?;
+    describe_model(&model.config, &mut builder).map_err(fail)?;
+    describe_tokenizer(tokenizer, &mut builder).map_err(fail)?;
+    if let Some(template) = &model.chat_template {
+        let key = "tokenizer.chat_template";
+        builder.str(key, template).map_err(fail)?;
+    }
     for t in &tensors {
         builder.tensor(&t.name, t.dtype, &t.shape).map_err(fail)?;
     }
@@ -101,13 +111,8 @@ pub fn export(model: &Model, out: &Path) -> Result<Summary, ToolError> {
         body.tensor(&bytes).map_err(fail)?;
     }
     let file = body.finish().map_err(fail)?;
-    let file = file.into_inner().map_err(|e| {
-        fail(myq_format::Error::Io {
-            action: "write",
-            path: out.to_owned(),
-            source: e.into_error(),
-        })
-    })?;
+    let file = file.into_inner();
+    let file = file.map_err(|e| ToolError::write(out, e.into_error()))?;
     file.commit().map_err(fail)?;
     Ok(summary)
 }
@@ -142,12 +147,8 @@ fn plan<'a>(model: &Model, t: &'a Tensor, summary: &mut Summary) -> Result<Out<'
             .par_chunks_mut(row * 64)
             .zip(x.par_chunks(t.cols() * 64))
             .map(|(out, x)| -> Result<f64, ToolError> {
-                let fail = |error| ToolError::Encode {
-                    path: model.path.clone(),
-                    name: t.name.clone(),
-                    error,
-                };
-                encode_rows(dtype, Method::Search, t.cols(), x, None, out).map_err(fail)?;
+                encode_rows(dtype, Method::Search, t.cols(), x, None, out)
+                    .map_err(|error| ToolError::encode(&model.path, &t.name, error))?;
                 Ok(distance(dtype, t.cols(), out, x))
             })
             .collect::<Result<Vec<f64>, _>>()?
@@ -161,9 +162,10 @@ fn plan<'a>(model: &Model, t: &'a Tensor, summary: &mut Summary) -> Result<Out<'
     }
     let Some((dtype, mut bytes, share)) = best else {
         return Err(ToolError::Setting(format!(
-            "{} has rows of {} weights, which no GGUF type but floats holds; quantise it with --keep F16 first",
+            "{} has rows of {} weights, which no GGUF type but floats holds; quantise with --tensor {}=16 first",
             t.name,
-            t.cols()
+            t.cols(),
+            t.name
         )));
     };
     summary.notes.push(format!(
@@ -223,14 +225,14 @@ fn rope_factors(model: &Model) -> Option<Out<'static>> {
     let Scaling::Llama3 { .. } = rope.scaling else {
         return None;
     };
-    let plain = myq_model::Config {
-        rope: myq_model::config::Rope {
+    let plain = Config {
+        rope: Rope {
             scaling: Scaling::None,
             ..*rope
         },
         ..model.config.clone()
     };
-    let tables = [&plain, &model.config].map(|c| myq_model::rope::RopeTable::new(c, None));
+    let tables = [&plain, &model.config].map(|c| RopeTable::new(c, None));
     let factors = tables[0].frequencies().iter().zip(tables[1].frequencies());
     let bytes: Vec<u8> = factors.flat_map(|(a, b)| (a / b).to_le_bytes()).collect();
     Some(Out {
@@ -241,19 +243,18 @@ fn rope_factors(model: &Model) -> Option<Out<'static>> {
     })
 }
 
-fn describe(model: &Model, b: &mut Builder) -> Result<(), ToolError> {
-    let fail = |error: myq_format::Error| ToolError::Setting(format!("GGUF metadata: {error}"));
-    let c = &model.config;
+/// The keys of the configuration.
+fn describe_model(c: &Config, b: &mut Builder) -> Result<(), myq_format::Error> {
     let arch = match c.family {
         Family::Llama => "llama",
         Family::Qwen2 => "qwen2",
     };
     let key = |k: &str| format!("{arch}.{k}");
-    b.str("general.architecture", arch).map_err(fail)?;
+    b.str("general.architecture", arch)?;
     if !c.name.is_empty() {
-        b.str("general.name", &c.name).map_err(fail)?;
+        b.str("general.name", &c.name)?;
     }
-    b.u32("general.quantization_version", 2).map_err(fail)?;
+    b.u32("general.quantization_version", 2)?;
     for (k, v) in [
         ("block_count", c.layers),
         ("context_length", c.context),
@@ -266,16 +267,15 @@ fn describe(model: &Model, b: &mut Builder) -> Result<(), ToolError> {
         ("rope.dimension_count", c.rope.dims),
         ("vocab_size", c.vocab),
     ] {
-        b.u32(&key(k), v as u32).map_err(fail)?;
+        b.u32(&key(k), v as u32)?;
     }
-    b.f32(&key("attention.layer_norm_rms_epsilon"), c.norm_eps)
-        .map_err(fail)?;
-    b.f32(&key("rope.freq_base"), c.rope.theta).map_err(fail)?;
+    b.f32(&key("attention.layer_norm_rms_epsilon"), c.norm_eps)?;
+    b.f32(&key("rope.freq_base"), c.rope.theta)?;
     match c.rope.scaling {
         Scaling::None | Scaling::Llama3 { .. } => {}
         Scaling::Linear { factor } => {
-            b.str(&key("rope.scaling.type"), "linear").map_err(fail)?;
-            b.f32(&key("rope.scaling.factor"), factor).map_err(fail)?;
+            b.str(&key("rope.scaling.type"), "linear")?;
+            b.f32(&key("rope.scaling.factor"), factor)?;
         }
         Scaling::Yarn {
             factor,
@@ -284,38 +284,38 @@ fn describe(model: &Model, b: &mut Builder) -> Result<(), ToolError> {
             beta_slow,
             attention,
         } => {
-            b.str(&key("rope.scaling.type"), "yarn").map_err(fail)?;
+            b.str(&key("rope.scaling.type"), "yarn")?;
             b.u32(
                 &key("rope.scaling.original_context_length"),
                 original as u32,
-            )
-            .map_err(fail)?;
+            )?;
             for (k, v) in [
                 ("factor", factor),
                 ("yarn_beta_fast", beta_fast),
                 ("yarn_beta_slow", beta_slow),
                 ("attn_factor", attention),
             ] {
-                b.f32(&key(&format!("rope.scaling.{k}")), v).map_err(fail)?;
+                b.f32(&key(&format!("rope.scaling.{k}")), v)?;
             }
         }
     }
-    let t = model
-        .tokenizer
-        .to_gguf()
-        .map_err(|e| ToolError::model(&model.path, e))?;
+    Ok(())
+}
+
+/// The keys of the tokenizer.
+fn describe_tokenizer(t: Export, b: &mut Builder) -> Result<(), myq_format::Error> {
     let key = |k: &str| format!("tokenizer.ggml.{k}");
-    b.str(&key("model"), t.model).map_err(fail)?;
+    b.str(&key("model"), t.model)?;
     if let Some(pre) = t.pre {
-        b.str(&key("pre"), pre).map_err(fail)?;
+        b.str(&key("pre"), pre)?;
     }
-    b.strings(&key("tokens"), &t.tokens).map_err(fail)?;
-    b.i32s(&key("token_type"), t.kinds).map_err(fail)?;
+    b.strings(&key("tokens"), &t.tokens)?;
+    b.i32s(&key("token_type"), t.kinds)?;
     if !t.scores.is_empty() {
-        b.f32s(&key("scores"), t.scores).map_err(fail)?;
+        b.f32s(&key("scores"), t.scores)?;
     }
     if !t.merges.is_empty() {
-        b.strings(&key("merges"), &t.merges).map_err(fail)?;
+        b.strings(&key("merges"), &t.merges)?;
     }
     for (k, v) in [
         ("bos_token_id", t.bos),
@@ -323,16 +323,13 @@ fn describe(model: &Model, b: &mut Builder) -> Result<(), ToolError> {
         ("unknown_token_id", t.unknown),
     ] {
         if let Some(v) = v {
-            b.u32(&key(k), v).map_err(fail)?;
+            b.u32(&key(k), v)?;
         }
     }
-    b.bool(&key("add_bos_token"), t.add_bos).map_err(fail)?;
-    b.bool(&key("add_eos_token"), t.add_eos).map_err(fail)?;
+    b.bool(&key("add_bos_token"), t.add_bos)?;
+    b.bool(&key("add_eos_token"), t.add_eos)?;
     if let Some(v) = t.add_space_prefix {
-        b.bool(&key("add_space_prefix"), v).map_err(fail)?;
-    }
-    if let Some(template) = &model.chat_template {
-        b.str("tokenizer.chat_template", template).map_err(fail)?;
+        b.bool(&key("add_space_prefix"), v)?;
     }
     Ok(())
 }

@@ -44,12 +44,7 @@ pub fn write_whole(path: &std::path::Path, data: &[u8]) -> Result<(), ToolError>
         error,
     };
     let mut file = myq_format::atomic::AtomicFile::create(path).map_err(fail)?;
-    file.write_all(data).map_err(|source| {
-        fail(myq_format::Error::Io {
-            action: "write",
-            path: path.to_owned(),
-            source,
-        })
-    })?;
+    file.write_all(data)
+        .map_err(|source| ToolError::write(path, source))?;
     file.commit().map_err(fail)
 }

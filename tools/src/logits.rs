@@ -54,13 +54,7 @@ pub fn logits(
         path: out.to_owned(),
         error,
     };
-    let write = |source| {
-        fail(myq_format::Error::Io {
-            action: "write",
-            path: out.to_owned(),
-            source,
-        })
-    };
+    let write = |source| ToolError::write(out, source);
     let mut file = BufWriter::new(AtomicFile::create(out).map_err(fail)?);
     for tokens in &texts {
         engine.rewind(0);

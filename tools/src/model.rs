@@ -174,6 +174,14 @@ impl Model {
         self.tensors.iter().find(|t| t.name == name)
     }
 
+    /// The tensor that gives logits: the embedding where the model has no other.
+    pub fn output_name(&self) -> &'static str {
+        match self.tensor("output.weight") {
+            Some(_) => "output.weight",
+            None => "token_embd.weight",
+        }
+    }
+
     /// The stored bytes of a tensor, in its own layout.
     pub fn data(&self, t: &Tensor) -> &[u8] {
         &self.files[t.file].bytes()[t.start..t.start + t.bytes]

@@ -125,14 +125,8 @@ pub fn quantize(
             writer.write_tensor(i, &bytes).map_err(fail)?;
             continue;
         }
-        let (bytes, report) =
-            tensor(model, t, form, recipe, &|n| bar.inc(n as u64)).map_err(|error| {
-                ToolError::Encode {
-                    path: model.path.clone(),
-                    name: t.name.clone(),
-                    error,
-                }
-            })?;
+        let (bytes, report) = tensor(model, t, form, recipe, &|n| bar.inc(n as u64))
+            .map_err(|error| ToolError::encode(&model.path, &t.name, error))?;
         if report.clipped > 0 {
             summary.notes.push(format!(
                 "{}: {} weights clipped, fp16 cannot hold their scale",

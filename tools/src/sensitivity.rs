@@ -186,11 +186,7 @@ fn errors(
     let mut energy = [0.0; 5];
     let mut stored = Vec::new();
     for (i, dtype) in WIDTHS.into_iter().enumerate() {
-        let fail = |error: EncodeError| ToolError::Encode {
-            path: model.path.clone(),
-            name: name.into(),
-            error,
-        };
+        let fail = |error| ToolError::encode(&model.path, name, error);
         let row_bytes = dtype
             .row_bytes(n)
             .ok_or_else(|| fail(EncodeError::Columns { dtype, cols: n }))?;
@@ -239,14 +235,10 @@ struct Output<'a> {
 
 impl<'a> Output<'a> {
     fn of(model: &Model, pass: &'a Pass<'a>) -> Result<Output<'a>, ToolError> {
-        let name = match model.tensor("output.weight") {
-            Some(_) => "output.weight",
-            None => "token_embd.weight",
-        };
         Ok(Output {
             pass,
             norm: tensor(model, "output_norm.weight")?,
-            weights: tensor(model, name)?,
+            weights: tensor(model, model.output_name())?,
         })
     }
 

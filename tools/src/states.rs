@@ -113,17 +113,7 @@ impl States {
                 let written = file
                     .seek(SeekFrom::Start(start))
                     .and_then(|_| file.write_all(&bytes));
-                written.map_err(|source| {
-                    let (action, path) = ("write", path.clone());
-                    ToolError::Write {
-                        path: path.clone(),
-                        error: myq_format::Error::Io {
-                            action,
-                            path,
-                            source,
-                        },
-                    }
-                })?;
+                written.map_err(|source| ToolError::write(path, source))?;
             }
         }
         Ok(())

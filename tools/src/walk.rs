@@ -18,7 +18,7 @@
 //! output is the same matrix its inputs are known only at the end.
 
 use indicatif::ProgressBar;
-use myq_blocks::encode::{EncodeError, Method as Scales};
+use myq_blocks::encode::Method as Scales;
 use myq_blocks::{DType, Rows};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -162,10 +162,7 @@ impl Walk<'_> {
             self.work.forget(&states_file(index));
         }
         self.work.forget("states-middle.bin");
-        let name = match self.model.tensor("output.weight") {
-            Some(_) => "output.weight",
-            None => "token_embd.weight",
-        };
+        let name = self.model.output_name();
         let norm = tensor(self.model, "output_norm.weight")?;
         let sums = |sums: &mut Sums| {
             for i in 0..states.len() {
@@ -177,7 +174,7 @@ impl Walk<'_> {
         if (self.format)(name).is_some() && self.work.rows(name).is_none() {
             let weights = tensor(self.model, name)?;
             let moments = self.moments(name, c.width, sums)?;
-            outcomes.push(self.quantise(name, &weights, &moments)?);
+            outcomes.push(self.quantise(name, &weights, &moments)?.0);
             self.work.forget(&moments_file(name));
         }
         Ok(outcomes)
@@ -192,11 +189,7 @@ impl Walk<'_> {
         index: usize,
     ) -> Result<(), ToolError> {
         let format = |part: Part| (self.format)(&part.tensor(index));
-        let fail = |error: EncodeError| ToolError::Encode {
-            path: self.model.path.clone(),
-            name: format!("blk.{index}"),
-            error,
-        };
+        let fail = |error| ToolError::encode(&self.model.path, &format!("blk.{index}"), error);
         let (count, all) = (states.len().min(awq::SAMPLES), states.len());
         let some: Vec<Vec<f32>> = (0..count)
             .map(|k| states.get(k * all / count).map(|[_, y]| y))
@@ -272,13 +265,13 @@ impl Walk<'_> {
         all.finish(name, self.method)
     }
 
-    /// Quantises a matrix and keeps its rows.
+    /// Quantises a matrix and keeps its rows, which it gives as well.
     fn quantise(
         &self,
         name: &str,
         weights: &[f32],
         moments: &Moments,
-    ) -> Result<Outcome, ToolError> {
+    ) -> Result<(Outcome, Vec<u8>), ToolError> {
         let n = moments.n;
         let dtype = (self.format)(name).unwrap_or(DType::F32);
         let curvature = Curvature {
@@ -287,23 +280,20 @@ impl Walk<'_> {
             factor: &moments.factor,
             pull: moments.cross.as_deref().map(|c| (c, self.method.propagate)),
         };
-        let fail = |error: EncodeError| ToolError::Encode {
-            path: self.model.path.clone(),
-            name: name.into(),
-            error,
-        };
+        let fail = |error| ToolError::encode(&self.model.path, name, error);
         let done = |rows: usize| self.bar.inc((rows * n) as u64);
         let solution =
             solve::solve(dtype, self.method.effort, &curvature, weights, &done).map_err(fail)?;
         self.work.keep_rows(name, dtype, &solution.bytes)?;
-        Ok(Outcome {
+        let outcome = Outcome {
             name: name.into(),
             dtype,
             tokens: moments.tokens,
             dead: moments.factor.dead,
             damping: moments.factor.damping,
             error: solution.loss.iter().sum::<f64>() / moments.energy(weights).max(1e-300),
-        })
+        };
+        Ok((outcome, solution.bytes))
     }
 }
 
@@ -427,24 +417,35 @@ impl Layer<'_, '_> {
     ) -> Result<Vec<Outcome>, ToolError> {
         let walk = self.walk;
         let names: Vec<String> = parts.iter().map(|p| p.tensor(self.index)).collect();
-        let wanted = |name: &str| (walk.format)(name).is_some();
-        let missing = |name: &str| wanted(name) && walk.work.rows(name).is_none();
+        let mut rows: Vec<_> = names.iter().map(|name| walk.work.rows(name)).collect();
         let mut outcomes = Vec::new();
-        if names.iter().any(|name| missing(name)) {
+        let missing = |i: usize, rows: &[Option<_>]| {
+            rows[i]
+                .is_none()
+                .then(|| (walk.format)(&names[i]))
+                .flatten()
+        };
+        if (0..parts.len()).any(|i| missing(i, &rows).is_some()) {
             let moments = walk.moments(&names[0], n, sums)?;
-            for (part, name) in parts.iter().zip(&names).filter(|(_, name)| missing(name)) {
-                outcomes.push(walk.quantise(name, self.source.matrix(*part), &moments)?);
+            for (i, part) in parts.iter().enumerate() {
+                if let Some(dtype) = missing(i, &rows) {
+                    let weights = self.source.matrix(*part);
+                    let (outcome, bytes) = walk.quantise(&names[i], weights, &moments)?;
+                    outcomes.push(outcome);
+                    rows[i] = Some((dtype, bytes));
+                }
             }
             walk.work.forget(&moments_file(&names[0]));
         }
-        let gone = |name: &str| {
-            ToolError::Setting(format!(
-                "{name} in the work folder is gone or damaged; leave the folder alone while the program runs"
-            ))
-        };
-        for (name, to) in names.iter().zip(to).filter(|(name, _)| wanted(name)) {
-            let (dtype, bytes) = walk.work.rows(name).ok_or_else(|| gone(name))?;
-            let rows = Rows::new(dtype, n, &bytes).map_err(|_| gone(name))?;
+        for ((name, rows), to) in names.iter().zip(&rows).zip(to) {
+            let Some((dtype, bytes)) = rows else {
+                continue;
+            };
+            let rows = Rows::new(*dtype, n, bytes).map_err(|_| {
+                ToolError::Setting(format!(
+                    "{name} in the work folder is of another size; remove the folder"
+                ))
+            })?;
             for (r, to) in to.chunks_exact_mut(n).enumerate() {
                 rows.dequantize(r, to);
             }

@@ -8,7 +8,8 @@
 //! states-LAYER.bin      hidden states before a layer, the last one   (pass on)
 //! ```
 //!
-//! Every file appears whole or not at all, and begins with the hash of what follows. Numbers are
+//! Every file appears whole or not at all, and all but the manifest end with the hash of what is
+//! before. Numbers are
 //! stored to the bit, so a run that was killed ends with the bytes of one that was not.
 
 use std::cell::RefCell;
@@ -71,7 +72,7 @@ impl Work {
             }
             fs::remove_file(entry.path()).map_err(read)?;
         }
-        work.write("manifest.json", wanted.as_bytes())?;
+        crate::write_whole(&path, wanted.as_bytes())?;
         Ok((work, false))
     }
 
@@ -95,17 +96,7 @@ impl Work {
             self.memory.borrow_mut().insert(name.into(), data.to_vec());
             return Ok(());
         }
-        let mut all = Vec::with_capacity(32 + data.len());
-        all.extend_from_slice(blake3::hash(data).as_bytes());
-        all.extend_from_slice(data);
-        self.write(name, &all)
-    }
-
-    fn write(&self, name: &str, data: &[u8]) -> Result<(), ToolError> {
-        let Some(folder) = &self.folder else {
-            return Ok(());
-        };
-        crate::write_whole(&folder.join(name), data)
+        self.keep_parts(name, [Ok(data)])
     }
 
     /// What was kept under `name`, if it is whole.
@@ -113,9 +104,9 @@ impl Work {
         let Some(folder) = &self.folder else {
             return self.memory.borrow().get(name).cloned();
         };
-        let mut all = fs::read(folder.join(name)).ok()?;
-        let hash: [u8; 32] = *all.first_chunk()?;
-        let data = all.split_off(32);
+        let mut data = fs::read(folder.join(name)).ok()?;
+        let hash: [u8; 32] = *data.last_chunk()?;
+        data.truncate(data.len() - hash.len());
         if *blake3::hash(&data).as_bytes() == hash {
             Some(data)
         } else {
@@ -133,7 +124,7 @@ impl Work {
     pub(crate) fn keep_parts(
         &self,
         name: &str,
-        parts: impl Iterator<Item = Result<Vec<u8>, ToolError>>,
+        parts: impl IntoIterator<Item = Result<impl AsRef<[u8]>, ToolError>>,
     ) -> Result<(), ToolError> {
         let Some(path) = self.path(name) else {
             return Ok(());
@@ -145,18 +136,13 @@ impl Work {
         let mut file = AtomicFile::create(&path).map_err(fail)?;
         let mut hasher = blake3::Hasher::new();
         let mut write = |data: &[u8]| {
-            file.write_all(data).map_err(|source| {
-                fail(myq_format::Error::Io {
-                    action: "write",
-                    path: path.clone(),
-                    source,
-                })
-            })
+            let written = file.write_all(data);
+            written.map_err(|source| ToolError::write(&path, source))
         };
         for part in parts {
             let part = part?;
-            hasher.update(&part);
-            write(&part)?;
+            hasher.update(part.as_ref());
+            write(part.as_ref())?;
         }
         write(hasher.finalize().as_bytes())?;
         file.commit().map_err(fail)

@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::dates::{self, Date};
 use super::drift::{self, Drift};
 use super::{Content, Record};
+use crate::eval::detect::Script;
 
 /// Why a record is doubtful.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -198,7 +199,7 @@ fn units(text: &str) -> impl Iterator<Item = &str> {
 }
 
 fn is_chinese(c: char) -> bool {
-    matches!(c, '\u{3400}'..='\u{9fff}' | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{3134f}')
+    Script::of(c) == Some(Script::Chinese)
 }
 
 /// Lower case, punctuation and space reduced to one mark.

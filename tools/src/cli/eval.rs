@@ -1,6 +1,7 @@
 //! `myq eval`: flags and table.
 
-use std::path::PathBuf;
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
 
 use myq_engine::KernelChoice;
 use myq_model::Activations;
@@ -138,7 +139,7 @@ pub(crate) fn run(options: &Eval) -> Result<(), ToolError> {
     Ok(())
 }
 
-fn draw(all: &[(&PathBuf, Vec<Figures>)], out: &std::path::Path) -> Result<(), ToolError> {
+fn draw(all: &[(&PathBuf, Vec<Figures>)], out: &Path) -> Result<(), ToolError> {
     let far = all.iter().flat_map(|a| &a.1).any(|f| f.distance.is_some());
     let (what, title) = match far {
         true => ("KL to the source, nats", "Distance to the source"),
@@ -172,7 +173,7 @@ fn draw(all: &[(&PathBuf, Vec<Figures>)], out: &std::path::Path) -> Result<(), T
     plot::plot(&points, title, what, out)
 }
 
-fn print_choices(file: &std::path::Path, found: &[Choices]) -> Result<(), ToolError> {
+fn print_choices(file: &Path, found: &[Choices]) -> Result<(), ToolError> {
     let (n, chance) = found.first().map_or((0, 0.0), |c| (c.questions, c.chance));
     say!(
         "{}, {n} questions, by chance {:.1} %",
@@ -187,11 +188,7 @@ fn print_choices(file: &std::path::Path, found: &[Choices]) -> Result<(), ToolEr
         "like source"
     );
     for c in found {
-        let name = c
-            .model
-            .file_name()
-            .unwrap_or(c.model.as_os_str())
-            .to_string_lossy();
+        let name = file_name(&c.model);
         let right = format!("{:.1} ± {:.1} %", 100.0 * c.sum, 100.0 * c.sum_error);
         let like = c
             .like_source
@@ -219,7 +216,7 @@ fn print_health(h: &Health) -> Result<(), ToolError> {
     Ok(())
 }
 
-fn print(text: &std::path::Path, figures: &[Figures]) -> Result<(), ToolError> {
+fn print(text: &Path, figures: &[Figures]) -> Result<(), ToolError> {
     let tokens = figures.first().map_or(0, |f| f.tokens);
     say!("{}, {tokens} predictions", text.display());
     say!(
@@ -232,11 +229,7 @@ fn print(text: &std::path::Path, figures: &[Figures]) -> Result<(), ToolError> {
         "top 1"
     );
     for f in figures {
-        let name = f
-            .model
-            .file_name()
-            .unwrap_or(f.model.as_os_str())
-            .to_string_lossy();
+        let name = file_name(&f.model);
         let perplexity = format!("{:.4} ± {:.4}", f.perplexity, f.perplexity_error);
         let (kl, top1) = match &f.distance {
             Some(d) => (
@@ -252,4 +245,11 @@ fn print(text: &std::path::Path, figures: &[Figures]) -> Result<(), ToolError> {
         );
     }
     Ok(())
+}
+
+/// The name that a row of a table begins with.
+fn file_name(path: &Path) -> Cow<'_, str> {
+    path.file_name()
+        .unwrap_or(path.as_os_str())
+        .to_string_lossy()
 }

@@ -10,7 +10,8 @@ use myq_engine::Engine;
 use myq_model::tokenizer::encode_prompt;
 use serde::{Deserialize, Serialize};
 
-use super::{Setup, open, score};
+use super::{Setup, open};
+use crate::vector::log_sum_exp;
 use crate::{ToolError, progress};
 
 /// A question.
@@ -171,5 +172,5 @@ fn pick(engine: &mut Engine, q: &Question) -> Result<(usize, usize), ToolError> 
 
 /// ln p of a token by these logits.
 fn told(logits: &[f32], token: u32) -> f64 {
-    f64::from(score::log_softmax(logits)[token as usize])
+    f64::from(logits[token as usize]) - log_sum_exp(logits)
 }

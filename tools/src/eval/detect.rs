@@ -123,10 +123,8 @@ impl Script {
 
     /// The script of this name.
     pub fn named(name: &str) -> Option<Script> {
-        let found = Script::ALL.into_iter();
-        found
-            .into_iter()
-            .find(|s| s.name().eq_ignore_ascii_case(name))
+        let mut all = Script::ALL.into_iter();
+        all.find(|s| s.name().eq_ignore_ascii_case(name))
     }
 
     fn name(self) -> &'static str {

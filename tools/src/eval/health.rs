@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use myq_engine::Engine;
+use myq_model::sample::argmax;
 use myq_model::template::Message;
 use myq_model::tokenizer::encode_prompt;
 use serde::{Deserialize, Serialize};
@@ -118,12 +119,4 @@ fn answer(engine: &mut Engine, p: &Prompt, most: usize) -> Result<String, ToolEr
         Err(_) => bytes.len(),
     };
     Ok(String::from_utf8_lossy(&bytes[..whole]).into_owned())
-}
-
-fn argmax(row: &[f32]) -> u32 {
-    let best = |best: (u32, f32), (i, &x): (usize, &f32)| match x > best.1 {
-        true => (i as u32, x),
-        false => best,
-    };
-    row.iter().enumerate().fold((0, f32::NEG_INFINITY), best).0
 }

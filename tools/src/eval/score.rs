@@ -1,5 +1,6 @@
 //! Sums over predictions: likelihood of the next token, and distance to expected predictions.
 
+use myq_model::sample::argmax;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -43,15 +44,6 @@ pub fn log_softmax(row: &[f32]) -> Vec<f32> {
     row.iter()
         .map(|x| (f64::from(*x) - log_sum) as f32)
         .collect()
-}
-
-fn argmax(row: &[f32]) -> usize {
-    let best = |best: (usize, f32), (i, &x): (usize, &f32)| match x > best.1 {
-        true => (i, x),
-        false => best,
-    };
-    let start = (0, f32::NEG_INFINITY);
-    row.iter().enumerate().fold(start, best).0
 }
 
 impl Scores {

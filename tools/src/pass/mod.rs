@@ -5,6 +5,7 @@
 //! quantised ones. Both walk through a [`Block`] in four steps, each of which ends where a
 //! matrix takes an input.
 
+use myq_blocks::encode::EncodeError;
 use myq_model::{Config, rope::RopeTable};
 use rayon::prelude::*;
 
@@ -120,14 +121,11 @@ pub fn tensor(model: &Model, name: &str) -> Result<Vec<f32>, ToolError> {
     let x = model.rows(t, 0..t.rows());
     match x.iter().position(|v| !v.is_finite()) {
         None => Ok(x),
-        Some(index) => Err(ToolError::Encode {
-            path: model.path.clone(),
-            name: name.into(),
-            error: myq_blocks::encode::EncodeError::NonFinite {
-                index,
-                value: x[index],
-            },
-        }),
+        Some(index) => {
+            let value = x[index];
+            let error = EncodeError::NonFinite { index, value };
+            Err(ToolError::encode(&model.path, name, error))
+        }
     }
 }
 

@@ -230,9 +230,11 @@ impl Work<'_> {
             let (a, b) = (d - block.d, dmin - block.dmin);
             let (x, y) = (f64::from(a), f64::from(b));
             let gain = 2.0 * (x * ug - y * vg) - (x * x * uu - 2.0 * x * y * uv + y * y * vv);
-            let signs = d * block.d > 0.0 && dmin >= 0.0 || self.grid.mins.is_none();
-            let signs = signs || block.dmin < 0.0;
-            if signs && gain > best.0 {
+            // Affine superblocks are `step·q − minimum` with neither below zero; a minimum below
+            // zero is that of Q4_1 and Q5_1, where any is allowed.
+            let free = self.grid.mins.is_none() || block.dmin < 0.0;
+            let allowed = free || d * block.d > 0.0 && dmin >= 0.0;
+            if allowed && gain > best.0 {
                 best = (gain, a, b);
             }
         }
