@@ -259,55 +259,9 @@ fn output_error(
 #[cfg(test)]
 mod tests {
     use myq_model::Config;
-    use myq_model::config::{Family, Pairing, Rope, Scaling};
 
     use super::*;
-    use crate::testing::numbers;
-
-    fn config() -> Config {
-        Config {
-            family: Family::Llama,
-            name: String::new(),
-            layers: 1,
-            width: 64,
-            ffn: 96,
-            heads: 4,
-            kv_heads: 2,
-            head_dim: 16,
-            vocab: 8,
-            context: 64,
-            norm_eps: 1e-5,
-            rope: Rope {
-                theta: 1e4,
-                dims: 16,
-                pairing: Pairing::Half,
-                scaling: Scaling::None,
-            },
-        }
-    }
-
-    fn block(c: &Config) -> Block {
-        let (d, q, kv, f) = (c.width, c.q_width(), c.kv_width(), c.ffn);
-        let shapes = [(d, q), (d, kv), (d, kv), (q, d), (d, f), (d, f), (f, d)];
-        let mut seed = 0;
-        let mut some = |n: usize, scale: f32| -> Vec<f32> {
-            seed += 1;
-            numbers(n, seed).iter().map(|x| x * scale).collect()
-        };
-        // Channels of very different size, as norms of real models give them.
-        let norm = |mut x: Vec<f32>| {
-            x.iter_mut().enumerate().for_each(|(i, x)| {
-                *x = 1.0 + *x * 0.1 + if i % 9 == 0 { 8.0 } else { 0.0 };
-            });
-            x
-        };
-        Block {
-            attn_norm: norm(some(d, 1.0)),
-            ffn_norm: norm(some(d, 1.0)),
-            bias: [some(q, 0.1), some(kv, 0.1), some(kv, 0.1)],
-            matrices: shapes.map(|(cols, rows)| some(cols * rows, 0.15)),
-        }
-    }
+    use crate::testing::{block, config, numbers};
 
     fn folded(kept: &[Part]) -> (Block, Block, Config, [f32; 4]) {
         let c = config();

@@ -11,11 +11,13 @@ use serde::Serialize;
 use crate::ToolError;
 use crate::linalg::linear;
 use crate::model::Model;
-use crate::pass::{Block, Part, Pass, tensor};
+use crate::pass::{Block, Part, Pass, checked, embed, finite_rows, tensor};
 use crate::progress;
 
 /// Under this a layer is broken.
 pub const BROKEN: f64 = 0.95;
+/// Rows of the output that are unpacked at once.
+const ROWS: usize = 8192;
 
 /// How alike two models are behind a layer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -52,6 +54,16 @@ pub struct Comparison {
     pub first_answer: f64,
     /// The first layer under [`BROKEN`].
     pub broken: Option<Broken>,
+    /// Those logits, of both.
+    #[serde(skip)]
+    pub logits: [Vec<f32>; 2],
+}
+
+impl Broken {
+    /// The matrix that mends the layer best, and the cosine with it.
+    pub fn best(&self) -> Option<&(String, f64)> {
+        self.mended.iter().max_by(|a, b| a.1.total_cmp(&b.1))
+    }
 }
 
 /// Compares `b` to `a` on `tokens`.
@@ -80,10 +92,7 @@ pub fn compare(a: &Model, b: &Model, tokens: &[u32]) -> Result<Comparison, ToolE
         ));
     }
     let (pass_a, pass_b) = (Pass::of(a)?, Pass::of(b)?);
-    let start = |model: &Model, pass: &Pass<'_>| -> Result<Vec<f32>, ToolError> {
-        Ok(pass.embed(&tensor(model, "token_embd.weight")?, tokens))
-    };
-    let (mut x, mut y) = (start(a, &pass_a)?, start(b, &pass_b)?);
+    let (mut x, mut y) = (embed(a, tokens)?, embed(b, tokens)?);
     let width = a.config.width;
     let bar = progress::bar(a.config.layers as u64, "comparing layers");
     let mut layers = vec![likeness("embedding".into(), &x, &y, width)];
@@ -122,19 +131,26 @@ pub fn compare(a: &Model, b: &Model, tokens: &[u32]) -> Result<Comparison, ToolE
         layers,
         first_answer: cosine(&x[last..], &y[last..]),
         broken,
+        logits: [x[last..].to_vec(), y[last..].to_vec()],
     })
 }
 
 fn logits(model: &Model, pass: &Pass<'_>, x: &[f32]) -> Result<Vec<f32>, ToolError> {
     let normed = pass.norm(x, &tensor(model, "output_norm.weight")?);
-    let width = model.config.width;
-    let mut out = vec![0.0; x.len() / width * model.config.vocab];
-    linear(
-        &normed,
-        &tensor(model, model.output_name())?,
-        width,
-        &mut out,
-    );
+    let output = checked(model, model.output_name())?;
+    let (width, vocab) = (model.config.width, model.config.vocab);
+    let mut out = vec![0.0; x.len() / width * vocab];
+    // The largest matrix of the model, some rows at a time.
+    for first in (0..vocab).step_by(ROWS) {
+        let rows = first..(first + ROWS).min(vocab);
+        let weights = finite_rows(model, output, rows.clone())?;
+        let mut part = vec![0.0; x.len() / width * rows.len()];
+        linear(&normed, &weights, width, &mut part);
+        let each = out
+            .chunks_exact_mut(vocab)
+            .zip(part.chunks_exact(rows.len()));
+        each.for_each(|(out, part)| out[rows.clone()].copy_from_slice(part));
+    }
     Ok(out)
 }
 
@@ -154,7 +170,8 @@ fn likeness(place: String, x: &[f32], y: &[f32], width: usize) -> Likeness {
     }
 }
 
-fn cosine(x: &[f32], y: &[f32]) -> f64 {
+/// Cosine of the angle between two vectors.
+pub(crate) fn cosine(x: &[f32], y: &[f32]) -> f64 {
     let dot = |x: &[f32], y: &[f32]| -> f64 {
         x.iter()
             .zip(y)

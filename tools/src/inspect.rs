@@ -19,7 +19,7 @@ pub(crate) struct Class {
 }
 
 /// `attn_q` of `blk.3.attn_q.weight`; the name without `.weight` elsewhere.
-pub(crate) fn role(name: &str) -> String {
+pub fn role(name: &str) -> String {
     let part = name
         .strip_prefix("blk.")
         .and_then(|r| r.split_once('.'))

@@ -16,10 +16,11 @@ use myq_blocks::{DType, Layout};
 use serde_json::json;
 
 use crate::calibration::Samples;
+use crate::guide::Guide;
 use crate::model::Model;
 use crate::quantize::{self, Summary};
 use crate::recipe::{Recipe, Step};
-use crate::walk::Walk;
+use crate::walk::{Outcome, Walk};
 use crate::work::Work;
 use crate::{ToolError, import, progress};
 
@@ -73,6 +74,10 @@ pub fn run(job: &Job<'_>, out: &Path) -> Result<Summary, ToolError> {
     if known {
         eprintln!("going on with what {} holds", job.work.display());
     }
+    let guide = match method.guided {
+        true => Some(Guide::measure(job.model, &samples.tokens, &work)?),
+        false => None,
+    };
     let weights = formats.keys().filter_map(|name| job.model.tensor(name));
     let bar = progress::bar(
         weights.map(|t| t.len() as u64).sum(),
@@ -82,10 +87,12 @@ pub fn run(job: &Job<'_>, out: &Path) -> Result<Summary, ToolError> {
         model: job.model,
         method,
         format: &|name| formats.get(name).copied(),
+        tied: job.steps.iter().all(|s| s.name != "output.weight"),
+        guide: guide.as_ref(),
         work: &work,
         bar: &bar,
     };
-    let outcomes = walk.run(&samples.tokens)?;
+    walk.run(&samples.tokens)?;
     bar.finish_and_clear();
     let rows = |name: &str| work.rows(name).map(|(_, rows)| rows);
     let calibrated = quantize::Calibrated {
@@ -100,7 +107,9 @@ pub fn run(job: &Job<'_>, out: &Path) -> Result<Summary, ToolError> {
         &calibrated,
         out,
     )?;
-    for o in &outcomes {
+    let names = job.steps.iter().map(|s| &job.model.tensors[s.source].name);
+    summary.outcomes = names.filter_map(|name| Outcome::of(&work, name)).collect();
+    for o in &summary.outcomes {
         if o.damping > method.damping {
             summary.notes.push(format!(
                 "{}: its second moments could not be factored; damping rose to {}",

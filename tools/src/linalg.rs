@@ -42,17 +42,38 @@ pub fn linear(x: &[f32], w: &[f32], cols: usize, out: &mut [f32]) {
         .for_each(|(x, out)| multiply(matrix_mut(out, rows), matrix(x, cols), w));
 }
 
-/// `sum += aᵀ · b` for rows of `n` values; with `upper` only on and above the diagonal blocks.
-pub fn add_gram(a: &[f32], b: &[f32], n: usize, upper: bool, sum: &mut [f32]) {
-    let (a, b) = (matrix(a, n), matrix(b, n));
+/// Back through a linear layer: `by · w`, tokens × `cols`, from the gradient `by` of its output.
+pub fn linear_back(by: &[f32], w: &[f32], cols: usize) -> Vec<f32> {
+    let rows = w.len() / cols;
+    let mut out = vec![0.0; by.len() / rows * cols];
+    let w = matrix(w, cols);
+    by.par_chunks(TILE * rows)
+        .zip(out.par_chunks_mut(TILE * cols))
+        .for_each(|(by, out)| multiply(matrix_mut(out, cols), matrix(by, rows), w));
+    out
+}
+
+/// `sum += aᵀ · a` for rows of `n` values, on and above the diagonal blocks.
+pub fn add_gram(a: &[f32], n: usize, sum: &mut [f32]) {
+    let a = matrix(a, n);
     sum.par_chunks_mut(TILE * n)
         .enumerate()
         .for_each(|(i, sum)| {
             let (first, rows) = (i * TILE, sum.len() / n);
-            let from = if upper { first } else { 0 };
             let left = a.subcols(first, rows).transpose();
-            let out = matrix_mut(sum, n).subcols_mut(from, n - from);
-            multiply_add(out, left, b.subcols(from, n - from), 1.0);
+            let out = matrix_mut(sum, n).subcols_mut(first, n - first);
+            multiply_add(out, left, a.subcols(first, n - first), 1.0);
+        });
+}
+
+/// `sum += aᵀ · b` for rows of any width in `a` and of `n` values in `b`.
+pub fn add_cross(a: &[f32], b: &[f32], n: usize, sum: &mut [f32]) {
+    let (a, b) = (matrix(a, sum.len() / n), matrix(b, n));
+    sum.par_chunks_mut(TILE * n)
+        .enumerate()
+        .for_each(|(i, sum)| {
+            let left = a.subcols(i * TILE, sum.len() / n).transpose();
+            multiply_add(matrix_mut(sum, n), left, b, 1.0);
         });
 }
 
@@ -114,11 +135,11 @@ mod tests {
         let (tokens, n) = (50, 300);
         let (a, b) = (numbers(tokens * n, 3), numbers(tokens * n, 4));
         let mut half = vec![0.0; n * n];
-        add_gram(&a, &a, n, true, &mut half);
+        add_gram(&a, n, &mut half);
         mirror(&mut half, n);
         let (mut whole, mut cross) = (vec![0.0; n * n], vec![0.0; n * n]);
-        add_gram(&a, &a, n, false, &mut whole);
-        add_gram(&a, &b, n, false, &mut cross);
+        add_cross(&a, &a, n, &mut whole);
+        add_cross(&a, &b, n, &mut cross);
         for (i, j) in [(0, 0), (5, 299), (299, 5), (200, 130)] {
             let sum = |b: &[f32]| -> f64 {
                 (0..tokens)
@@ -136,7 +157,7 @@ mod tests {
         let n = 150;
         let x = numbers(2 * n * n, 5);
         let mut h = vec![0.0; n * n];
-        add_gram(&x, &x, n, false, &mut h);
+        add_cross(&x, &x, n, &mut h);
         let mut l = h.clone();
         assert!(cholesky(&mut l, n));
         for (i, j) in [(0, 0), (149, 3), (77, 77)] {

@@ -6,13 +6,15 @@ use myq_blocks::encode::{EncodeError, RowReport, encode_rows};
 use myq_blocks::{DType, Layout, panels::PANEL};
 use myq_format::myq::{MyqWriter, TensorSpec};
 use rayon::prelude::*;
+use serde::Serialize;
 
 use crate::model::{Model, Tensor};
 use crate::recipe::{Recipe, Step};
+use crate::walk::Outcome;
 use crate::{ToolError, import, layout, progress};
 
 /// What a quantisation did.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Summary {
     /// Hash of the file.
     pub hash: String,
@@ -24,6 +26,8 @@ pub struct Summary {
     pub clipped: usize,
     /// Notes on tensors that kept a wider format.
     pub notes: Vec<String>,
+    /// What became of each matrix that was calibrated.
+    pub outcomes: Vec<Outcome>,
 }
 
 impl Summary {

@@ -14,8 +14,8 @@ pub struct Recipe {
     pub bits: u8,
     /// Which tensors get more.
     pub mix: Mix,
-    /// Bits a weight on average that widths were chosen for, in place of both.
-    pub target: Option<f64>,
+    /// Size that widths are chosen for, in place of both: `3.2bpw`, `700MB`.
+    pub target: Option<String>,
     /// Width class of embedding and output.
     pub embedding_bits: u8,
     /// Types of single tensors, by pattern; the last that fits counts.
@@ -125,6 +125,8 @@ pub struct Step {
     pub name: String,
     /// Format in the result.
     pub dtype: DType,
+    /// Whether a pattern of the recipe names it.
+    pub fixed: bool,
     /// What is unusual about it, for people: a wider format than the recipe says, or a part
     /// that serves twice.
     pub note: Option<String>,
@@ -165,7 +167,7 @@ impl Recipe {
 
     /// Name, as stored in the file.
     pub fn name(&self) -> String {
-        if let Some(target) = self.target {
+        if let Some(target) = &self.target {
             return format!("target-{target}");
         }
         let mix = Mix::NAMES.iter().find(|m| m.1 == self.mix);
@@ -212,6 +214,7 @@ impl Recipe {
                 name = "token_embd.weight".into();
                 note = Some("serves as the embedding too, which is a copy of it (--keep-output stores both)".into());
             }
+            let fixed = self.overrides.iter().any(|o| o.fits(&t.name));
             let (dtype, other) = if t.is_matrix() {
                 self.matrix_format(model, t, &mut used)?
             } else {
@@ -221,6 +224,7 @@ impl Recipe {
                 source,
                 name,
                 dtype,
+                fixed,
                 note: other.or(note),
             });
         }

@@ -1,37 +1,41 @@
 //! How much each matrix matters, and the best widths under a budget of bytes.
 //!
 //! ```text
-//! for each matrix: quantised alone at a low width, how far do predictions move?   KL₀
-//! for each width:  output error e(width), by the inputs that calibration gives
-//! loss(matrix, width) = KL₀ · e(width) / e(low width)
+//! some samples:    second moments H of each input; rows of each matrix quantised at each width
+//!                  as they will be, by the method that will be used
+//! other samples:   ℓ = e·H·e of their errors e, tokens and rows weighted by crate::guide
+//! loss(matrix, width) = ½ · mean ℓ:  the divergence of predictions, by its second order
 //! from the lowest width up: the step with the most loss removed for each byte, while it fits
 //! ```
 //!
-//! A small change moves predictions by its square, so the divergence grows as the output error
-//! does, and the changes of different matrices add up. All perturbed states walk through the
-//! layers together, so that each layer is read once.
+//! Errors are measured on texts that the method has not seen: it makes up for errors along the
+//! inputs of its own texts, all the better the fewer there are. Losses of different matrices add
+//! up while they are small; at two bits they only order the matrices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use myq_blocks::DType;
-use myq_blocks::encode::{EncodeError, Method};
+use myq_blocks::encode::EncodeError;
+use myq_blocks::{DType, Rows};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::calibration::Samples;
-use crate::linalg::linear;
+use crate::guide::{Guide, input_of};
+use crate::linalg::{add_gram, linear, mirror};
 use crate::model::Model;
-use crate::pass::{Block, Part, Pass, tensor};
+use crate::pass::{Block, Part, Pass, embed};
 use crate::recipe::Step;
+use crate::solve::{self, Curvature, Factor};
+use crate::walk::Method;
+use crate::work::Work;
 use crate::{ToolError, progress, quantize, vector};
 
 /// Widths that are chosen from, lowest first.
 pub const WIDTHS: [DType; 5] = [DType::Q2K, DType::Q3K, DType::Q4K, DType::Q5K, DType::Q6K];
-/// The width at which a matrix's divergence is measured.
-const MEASURED: usize = 1;
-/// Tokens whose logits are held at once.
-const ROWS: usize = 64;
+/// Rows of a matrix that stand for all.
+const SOME: usize = 64;
 
 /// What widths cost one matrix.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,248 +46,158 @@ pub struct Cost {
     pub weights: u64,
     /// Bytes at each of [`WIDTHS`].
     pub bytes: [u64; 5],
-    /// Expected divergence of the whole model's predictions, nats, at each.
+    /// Expected divergence of the whole model's predictions, nats a token, at each.
     pub loss: [f64; 5],
 }
 
-/// Measures all matrices of the layers and the output on `samples`.
+/// Measures all matrices of the layers: quantised by `method` on the samples `seen`, judged on
+/// the samples `other`.
 ///
 /// # Errors
-/// A damaged source.
-pub fn measure(model: &Model, samples: &[Vec<u32>]) -> Result<Vec<Cost>, ToolError> {
+/// A damaged source; a matrix that no input reaches.
+pub fn measure(
+    model: &Model,
+    method: &Method,
+    seen: &[Vec<u32>],
+    other: &[Vec<u32>],
+) -> Result<Vec<Cost>, ToolError> {
     let c = &model.config;
+    let guide = Guide::measure(model, other, &Work::in_memory())?;
     let pass = Pass::of(model)?;
-    let embedding = tensor(model, "token_embd.weight")?;
-    let mut base: Vec<Vec<f32>> = samples.iter().map(|s| pass.embed(&embedding, s)).collect();
-    drop(embedding);
-    let mut found: Vec<Found> = Vec::new();
-    // Each matrix once as it arises, and each layer's walk of the states before it.
-    let steps = c.layers * 7 + 7 * c.layers * (c.layers + 1) / 2;
-    let bar = progress::bar(steps as u64, "measuring sensitivity");
+    let all = seen.iter().chain(other);
+    let mut states: Vec<Vec<f32>> = all.map(|s| embed(model, s)).collect::<Result<_, _>>()?;
+    let bar = progress::bar(7 * c.layers as u64, "measuring sensitivity");
+    let mut costs = Vec::new();
     for layer in 0..c.layers {
         let block = Block::read(model, layer)?;
-        for f in &mut found {
-            for x in &mut f.states {
-                pass.layer(&block, x);
+        for group in GROUPS {
+            let input = input_of(group[0]);
+            let n = model
+                .tensor(&group[0].tensor(layer))
+                .map_or(0, |t| t.cols());
+            let (mut h, mut judge) = (vec![0.0; n * n], vec![0.0; n * n]);
+            let mut tokens = 0;
+            for (i, x) in states.iter_mut().enumerate() {
+                let x = step(&pass, &block, input, x);
+                if i < seen.len() {
+                    add_gram(&x, n, &mut h);
+                } else {
+                    let weights = &guide.tokens[layer][input][tokens..];
+                    add_gram(&vector::scale_rows(&x, n, weights), n, &mut judge);
+                    tokens += x.len() / n;
+                }
             }
-            bar.inc(1);
-        }
-        let inputs = Inputs::gather(&pass, &block, &base);
-        for part in Part::ALL {
-            let name = part.tensor(layer);
-            let w = block.matrix(part);
-            let (n, h) = inputs.of(part, c);
-            let errors = errors(model, &name, w, n, h)?;
-            let mut other = block.clone();
-            other.matrices[part as usize] = errors.stored;
-            let mut states = base.clone();
-            for x in &mut states {
-                pass.layer(&other, x);
-            }
-            found.push(Found {
-                name,
-                weights: w.len() as u64,
+            mirror(&mut h, n);
+            mirror(&mut judge, n);
+            judge.iter_mut().for_each(|h| *h /= tokens as f32);
+            let factor = Factor::new(&mut h, n, method.damping, method.order);
+            let factor = factor.ok_or_else(|| {
+                ToolError::Setting(format!(
+                    "{}: the texts give it no finite input that is not zero; calibrate with others",
+                    group[0].tensor(layer)
+                ))
+            })?;
+            let curvature = Curvature {
                 n,
-                errors: errors.energy,
-                states,
-            });
-            bar.inc(1);
+                h: &h,
+                factor: &factor,
+                pull: None,
+            };
+            for &part in group {
+                let name = part.tensor(layer);
+                let rows = &guide.rows[layer][part as usize];
+                let w = block.matrix(part);
+                let fail = |error| ToolError::encode(&model.path, &name, error);
+                let loss = losses(w, rows, method, &curvature, &judge).map_err(fail)?;
+                costs.push(Cost {
+                    weights: w.len() as u64,
+                    bytes: WIDTHS
+                        .map(|d| d.row_bytes(n).map_or(u64::MAX, |b| (b * rows.len()) as u64)),
+                    loss,
+                    name,
+                });
+                bar.inc(1);
+            }
         }
-        for x in &mut base {
-            pass.layer(&block, x);
-        }
-        bar.inc(7);
-    }
-    bar.finish_and_clear();
-    let output = Output::of(model, &pass)?;
-    let bar = progress::bar(found.len() as u64, "comparing predictions");
-    let expected: Vec<Vec<f32>> = base.iter().map(|x| output.log_softmax(x)).collect();
-    let mut costs = Vec::with_capacity(found.len());
-    for f in found {
-        let tokens: usize = samples.iter().map(Vec::len).sum();
-        let each = f.states.iter().zip(&expected);
-        let sum: f64 = each
-            .map(|(x, expected)| output.divergence(x, expected))
-            .sum();
-        costs.push(f.cost(sum / tokens as f64));
-        bar.inc(1);
     }
     bar.finish_and_clear();
     Ok(costs)
 }
 
-/// A matrix on the way through the layers behind it.
-struct Found {
-    name: String,
-    weights: u64,
-    n: usize,
-    /// Output error at each of [`WIDTHS`].
-    errors: [f64; 5],
-    /// Hidden states with this matrix quantised.
-    states: Vec<Vec<f32>>,
-}
+/// Matrices that share an input, in the order in which inputs arise.
+const GROUPS: [&[Part]; 4] = [
+    &[Part::Q, Part::K, Part::V],
+    &[Part::O],
+    &[Part::Gate, Part::Up],
+    &[Part::Down],
+];
 
-impl Found {
-    fn cost(self, divergence: f64) -> Cost {
-        let unit = divergence / self.errors[MEASURED].max(1e-300);
-        let rows = self.weights / self.n as u64;
-        Cost {
-            name: self.name,
-            weights: self.weights,
-            bytes: WIDTHS.map(|d| d.row_bytes(self.n).map_or(u64::MAX, |b| b as u64 * rows)),
-            loss: self.errors.map(|e| e * unit),
+/// The input of a group for one sequence; the state `x` moves on where one half of the layer ends.
+fn step(pass: &Pass<'_>, block: &Block, input: usize, x: &mut [f32]) -> Vec<f32> {
+    match input {
+        0 => pass.norm(x, &block.attn_norm),
+        1 => {
+            let seen = pass.attention(&pass.norm(x, &block.attn_norm), block);
+            pass.add_projected(x, &seen, block.matrix(Part::O));
+            seen
+        }
+        2 => pass.norm(x, &block.ffn_norm),
+        _ => {
+            let active = pass.activated(&pass.norm(x, &block.ffn_norm), block);
+            pass.add_projected(x, &active, block.matrix(Part::Down));
+            active
         }
     }
 }
 
-/// Diagonals of the second moments of a layer's inputs.
-struct Inputs([Vec<f32>; 4]);
-
-impl Inputs {
-    fn gather(pass: &Pass<'_>, block: &Block, states: &[Vec<f32>]) -> Inputs {
-        let c = pass.config;
-        let mut sums = [c.width, c.q_width(), c.width, c.ffn].map(|n| vec![0.0; n]);
-        for x in states {
-            let normed = pass.norm(x, &block.attn_norm);
-            let seen = pass.attention(&normed, block);
-            let mut x = x.clone();
-            pass.add_projected(&mut x, &seen, block.matrix(Part::O));
-            let wide = pass.norm(&x, &block.ffn_norm);
-            let active = pass.activated(&wide, block);
-            for (sum, x) in sums.iter_mut().zip([&normed, &seen, &wide, &active]) {
-                for row in x.chunks_exact(sum.len()) {
-                    sum.iter_mut().zip(row).for_each(|(s, x)| *s += x * x);
-                }
-            }
-        }
-        Inputs(sums)
-    }
-
-    fn of(&self, part: Part, c: &myq_model::Config) -> (usize, &[f32]) {
-        let (i, n) = match part {
-            Part::Q | Part::K | Part::V => (0, c.width),
-            Part::O => (1, c.q_width()),
-            Part::Gate | Part::Up => (2, c.width),
-            Part::Down => (3, c.ffn),
-        };
-        (n, &self.0[i])
-    }
-}
-
-/// Output errors at all widths, and the weights as the measured one stores them.
-struct Errors {
-    energy: [f64; 5],
-    stored: Vec<f32>,
-}
-
-fn errors(
-    model: &Model,
-    name: &str,
+/// Loss at each of [`WIDTHS`] of a matrix whose rows have the weights `rows`, by some of them.
+fn losses(
     w: &[f32],
-    n: usize,
-    importance: &[f32],
-) -> Result<Errors, ToolError> {
-    let mut energy = [0.0; 5];
-    let mut stored = Vec::new();
-    for (i, dtype) in WIDTHS.into_iter().enumerate() {
-        let fail = |error| ToolError::encode(&model.path, name, error);
-        let row_bytes = dtype
-            .row_bytes(n)
-            .ok_or_else(|| fail(EncodeError::Columns { dtype, cols: n }))?;
-        let mut out = vec![0.0; w.len()];
-        let sums = out
-            .par_chunks_mut(16 * n)
-            .zip(w.par_chunks(16 * n))
-            .map(|(out, w)| -> Result<f64, EncodeError> {
-                let mut bytes = vec![0; w.len() / n * row_bytes];
-                myq_blocks::encode::encode_rows(
-                    dtype,
-                    Method::Search,
-                    n,
-                    w,
-                    Some(importance),
-                    &mut bytes,
-                )?;
-                let rows =
-                    myq_blocks::Rows::new(dtype, n, &bytes).expect("rows that were just written");
-                let mut sum = 0.0;
-                for (r, (out, w)) in out.chunks_exact_mut(n).zip(w.chunks_exact(n)).enumerate() {
-                    rows.dequantize(r, out);
-                    let terms = out.iter().zip(w).zip(importance);
-                    sum += terms
-                        .map(|((o, w), h)| f64::from((o - w) * (o - w) * h))
-                        .sum::<f64>();
-                }
-                Ok(sum)
-            })
-            .collect::<Result<Vec<f64>, _>>()
-            .map_err(fail)?;
-        energy[i] = sums.iter().sum();
-        if i == MEASURED {
-            stored = out;
-        }
-    }
-    Ok(Errors { energy, stored })
-}
-
-/// The last norm and matrix.
-struct Output<'a> {
-    pass: &'a Pass<'a>,
-    norm: Vec<f32>,
-    weights: Vec<f32>,
-}
-
-impl<'a> Output<'a> {
-    fn of(model: &Model, pass: &'a Pass<'a>) -> Result<Output<'a>, ToolError> {
-        Ok(Output {
-            pass,
-            norm: tensor(model, "output_norm.weight")?,
-            weights: tensor(model, model.output_name())?,
+    rows: &[f32],
+    method: &Method,
+    curvature: &Curvature<'_>,
+    judge: &[f32],
+) -> Result<[f64; 5], EncodeError> {
+    let n = curvature.n;
+    let count = SOME.min(rows.len());
+    let chosen: Vec<usize> = (0..count).map(|i| i * rows.len() / count).collect();
+    let some: Vec<f32> = chosen
+        .iter()
+        .flat_map(|r| &w[r * n..(r + 1) * n])
+        .copied()
+        .collect();
+    let sum = |all: &mut dyn Iterator<Item = f32>| all.map(f64::from).sum::<f64>();
+    let weight =
+        sum(&mut rows.iter().copied()) / sum(&mut chosen.iter().map(|r| rows[*r])).max(1e-300);
+    let each: Vec<f64> = WIDTHS
+        .par_iter()
+        .map(|&dtype| {
+            let solution = solve::solve(dtype, method.effort, curvature, &some, &|_| {})?;
+            let stored = Rows::new(dtype, n, &solution.bytes).expect("rows that were just written");
+            let mut errors = vec![0.0; some.len()];
+            for (r, (e, w)) in errors
+                .chunks_exact_mut(n)
+                .zip(some.chunks_exact(n))
+                .enumerate()
+            {
+                stored.dequantize(r, e);
+                e.iter_mut().zip(w).for_each(|(e, w)| *e = w - *e);
+            }
+            let mut asked = vec![0.0; some.len()];
+            linear(&errors, judge, n, &mut asked);
+            let each = errors.chunks_exact(n).zip(asked.chunks_exact(n));
+            let sum: f64 = each
+                .zip(&chosen)
+                .map(|((e, a), r)| {
+                    let terms = e.iter().zip(a);
+                    let error: f64 = terms.map(|(e, a)| f64::from(*e) * f64::from(*a)).sum();
+                    f64::from(rows[*r]) * error
+                })
+                .sum();
+            Ok(0.5 * weight * sum.max(0.0))
         })
-    }
-
-    /// Logits of some tokens at a time.
-    fn each(&self, x: &[f32], mut take: impl FnMut(&[f32])) {
-        let (width, vocab) = (self.norm.len(), self.pass.config.vocab);
-        let normed = self.pass.norm(x, &self.norm);
-        let mut logits = vec![0.0; ROWS * vocab];
-        for part in normed.chunks(ROWS * width) {
-            let logits = &mut logits[..part.len() / width * vocab];
-            linear(part, &self.weights, width, logits);
-            take(logits);
-        }
-    }
-
-    fn log_softmax(&self, x: &[f32]) -> Vec<f32> {
-        let vocab = self.pass.config.vocab;
-        let mut all = Vec::with_capacity(x.len() / self.norm.len() * vocab);
-        self.each(x, |logits| {
-            let from = all.len();
-            all.extend_from_slice(logits);
-            all[from..].par_chunks_exact_mut(vocab).for_each(|row| {
-                let sum = vector::log_sum_exp(row) as f32;
-                row.iter_mut().for_each(|x| *x -= sum);
-            });
-        });
-        all
-    }
-
-    fn divergence(&self, x: &[f32], expected: &[f32]) -> f64 {
-        let vocab = self.pass.config.vocab;
-        let (mut sum, mut at) = (0.0, 0);
-        self.each(x, |logits| {
-            let expected = &expected[at..at + logits.len()];
-            at += logits.len();
-            let rows = logits
-                .par_chunks_exact(vocab)
-                .zip(expected.par_chunks_exact(vocab));
-            let all: Vec<f64> = rows
-                .map(|(row, p)| vector::divergence(p, row, vector::log_sum_exp(row)).max(0.0))
-                .collect();
-            sum += all.iter().sum::<f64>();
-        });
-        sum
-    }
+        .collect::<Result<_, EncodeError>>()?;
+    Ok(std::array::from_fn(|i| each[i]))
 }
 
 /// The widths with the least expected loss whose bytes are at most `budget`; an index into
@@ -321,45 +235,68 @@ pub fn choose(costs: &[Cost], budget: u64) -> Option<Vec<usize>> {
 struct Kept {
     sources: Vec<String>,
     samples: String,
+    method: Value,
     costs: Vec<Cost>,
 }
 
-/// Most samples and tokens of each that are measured with: the order of matrices shows early.
-const SAMPLES: (usize, usize) = (4, 512);
+/// Most samples that are measured with, and the tokens of each that are.
+const SAMPLES: (usize, usize) = (16, 512);
+/// One in so many judges the errors.
+const JUDGES: usize = 4;
 
-/// Measurements of this model and these samples: from `file`, or made and kept there.
+/// Measurements of this model, these samples and this method: from `file`, or made and kept
+/// there.
 ///
 /// # Errors
 /// Those of [`measure`]; a file that cannot be written.
 pub fn load_or_measure(
     model: &Model,
     samples: &Samples,
+    method: &Method,
     file: &Path,
 ) -> Result<Vec<Cost>, ToolError> {
     let sources: Vec<String> = model.hashes().into_iter().map(|h| h.blake3).collect();
+    let same = |k: &Kept| {
+        k.sources == sources && k.samples == samples.hash && k.method == method.as_json()
+    };
     let kept = std::fs::read(file).ok();
     let kept = kept.and_then(|bytes| serde_json::from_slice::<Kept>(&bytes).ok());
-    if let Some(kept) = kept.filter(|k| k.sources == sources && k.samples == samples.hash) {
+    if let Some(kept) = kept.filter(same) {
         return Ok(kept.costs);
     }
     let all = &samples.tokens;
     let count = SAMPLES.0.min(all.len());
-    let some: Vec<Vec<u32>> = (0..count)
-        .map(|i| &all[i * all.len() / count])
-        .map(|s| s[..s.len().min(SAMPLES.1)].to_vec())
-        .collect();
+    let (mut seen, mut other) = (Vec::new(), Vec::new());
+    for i in 0..count {
+        let sample = &all[i * all.len() / count];
+        let sample = sample[..sample.len().min(SAMPLES.1)].to_vec();
+        if i % JUDGES == JUDGES - 1 {
+            &mut other
+        } else {
+            &mut seen
+        }
+        .push(sample);
+    }
+    if other.is_empty() {
+        return Err(ToolError::Setting(format!(
+            "{count} samples are too few to measure what widths cost: {JUDGES} are needed"
+        )));
+    }
     let kept = Kept {
-        costs: measure(model, &some)?,
+        costs: measure(model, method, &seen, &other)?,
         sources,
         samples: samples.hash.clone(),
+        method: method.as_json(),
     };
     let text = serde_json::to_vec_pretty(&kept).unwrap_or_default();
     crate::write_whole(file, &text)?;
     Ok(kept.costs)
 }
 
-/// Gives the matrices of `steps` that are measured the widths with the least loss at `target`
-/// bits a weight over all tensors; tells the expected loss.
+/// Gives the matrices of `steps` that are measured, and that no pattern of the recipe names, the
+/// widths with the least loss at `target` bytes of all tensors; tells the expected loss. A matrix
+/// whose source takes no more bytes than a width stays as it is there, and loses nothing, unless
+/// `requantize`.
 ///
 /// # Errors
 /// A target that the lowest widths exceed.
@@ -367,41 +304,55 @@ pub fn apply(
     model: &Model,
     steps: &mut [Step],
     costs: &[Cost],
-    target: f64,
+    target: u64,
+    requantize: bool,
 ) -> Result<f64, ToolError> {
     let of = |s: &Step| &model.tensors[s.source];
-    let weights: u64 = steps.iter().map(|s| of(s).len() as u64).sum();
-    let is_free = |s: &Step| WIDTHS.contains(&s.dtype);
-    let free: BTreeMap<&str, &Step> = steps
+    let is_free = |s: &&Step| !s.fixed && of(s).is_matrix();
+    let free: BTreeSet<&str> = steps
         .iter()
-        .filter(|s| is_free(s))
-        .map(|s| (of(s).name.as_str(), s))
+        .filter(is_free)
+        .map(|s| of(s).name.as_str())
         .collect();
-    let costs: Vec<Cost> = costs
-        .iter()
-        .filter(|c| free.contains_key(c.name.as_str()))
-        .cloned()
-        .collect();
+    let found = costs.iter().filter(|c| free.contains(c.name.as_str()));
+    let (costs, widths): (Vec<Cost>, Vec<[DType; 5]>) = found
+        .map(|c| {
+            let mut c = c.clone();
+            let mut widths = WIDTHS;
+            let source = model.tensor(&c.name).filter(|_| !requantize);
+            let bytes = source.map_or(u64::MAX, |t| (t.row_bytes() * t.rows()) as u64);
+            for (i, width) in widths.iter_mut().enumerate() {
+                if let Some(t) = source.filter(|_| c.bytes[i] >= bytes) {
+                    (c.bytes[i], c.loss[i], *width) = (bytes, 0.0, t.dtype);
+                }
+            }
+            (c, widths)
+        })
+        .unzip();
     let names: BTreeSet<&str> = costs.iter().map(|c| c.name.as_str()).collect();
     let fixed: u64 = steps
         .iter()
         .filter(|s| !names.contains(of(s).name.as_str()))
         .map(|s| quantize::step_bytes(model, s))
         .sum();
-    let budget = (target * weights as f64 / 8.0) as u64;
     let lowest: u64 = costs.iter().map(|c| c.bytes[0]).sum();
-    let chosen = budget.checked_sub(fixed).and_then(|b| choose(&costs, b));
+    let chosen = target.checked_sub(fixed).and_then(|b| choose(&costs, b));
     let Some(chosen) = chosen else {
+        let weights: u64 = steps.iter().map(|s| of(s).len() as u64).sum();
         return Err(ToolError::Setting(format!(
-            "{target} bits a weight are too few: with all matrices at the lowest width it takes {:.3}; embedding and output alone take {:.1} MB (--embedding-bits makes them smaller)",
+            "{:.2} MB are too few: with all matrices at the lowest width it takes {:.2} MB, {:.3} bits a weight; what is not chosen, as embedding and output, takes {:.2} MB (--embedding-bits makes them smaller)",
+            target as f64 / 1e6,
+            (fixed + lowest) as f64 / 1e6,
             (fixed + lowest) as f64 * 8.0 / weights as f64,
             fixed as f64 / 1e6
         )));
     };
-    let widths = by_name(&costs, &chosen);
+    let each = costs.iter().zip(&widths).zip(&chosen);
+    let widths: BTreeMap<&str, DType> = each.map(|((c, w), i)| (c.name.as_str(), w[*i])).collect();
     for step in steps.iter_mut() {
-        if let Some(dtype) = widths.get(&model.tensors[step.source].name) {
+        if let Some(dtype) = widths.get(model.tensors[step.source].name.as_str()) {
             step.dtype = *dtype;
+            step.note = None;
         }
     }
     Ok(expected_loss(&costs, &chosen))
@@ -410,12 +361,6 @@ pub fn apply(
 /// Expected loss of a choice, nats.
 pub fn expected_loss(costs: &[Cost], chosen: &[usize]) -> f64 {
     costs.iter().zip(chosen).map(|(c, i)| c.loss[*i]).sum()
-}
-
-/// The choice by tensor name.
-pub fn by_name(costs: &[Cost], chosen: &[usize]) -> BTreeMap<String, DType> {
-    let each = costs.iter().zip(chosen);
-    each.map(|(c, i)| (c.name.clone(), WIDTHS[*i])).collect()
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use crate::ToolError;
 use crate::work::{Work, bytes_of, floats_of};
 
-/// Bytes of states that are kept in memory.
-const IN_MEMORY: usize = 1 << 30;
+/// Bytes of states that are kept in memory; there are two of them, before and within a layer.
+const IN_MEMORY: usize = 1 << 28;
 
 /// The states of a sample: by the source, by the quantised weights.
 pub type Pair = [Vec<f32>; 2];
@@ -72,8 +72,9 @@ impl States {
         self.lens.is_empty()
     }
 
-    fn start(&self, i: usize) -> u64 {
-        8 * self.lens[..i].iter().sum::<usize>() as u64
+    /// Floats of one kind before sample `i`.
+    pub fn start(&self, i: usize) -> usize {
+        self.lens[..i].iter().sum()
     }
 
     /// The states of sample `i`.
@@ -81,7 +82,7 @@ impl States {
     /// # Errors
     /// A file that cannot be read.
     pub fn get(&mut self, i: usize) -> Result<Pair, ToolError> {
-        let start = self.start(i);
+        let start = 8 * self.start(i) as u64;
         match &mut self.place {
             Place::Memory(all) => Ok(all[i].clone()),
             Place::Disk { file, path } => {
@@ -105,7 +106,7 @@ impl States {
     /// # Errors
     /// A full disk.
     pub fn set(&mut self, i: usize, pair: Pair) -> Result<(), ToolError> {
-        let start = self.start(i);
+        let start = 8 * self.start(i) as u64;
         match &mut self.place {
             Place::Memory(all) => all[i] = pair,
             Place::Disk { file, path } => {

@@ -108,12 +108,91 @@ pub fn swiglu(gate: &mut [f32], up: &[f32]) {
     );
 }
 
+/// From the gradient by what [`swiglu`] gives, in both `by_gate` and `by_up`, to those by its
+/// arguments.
+pub fn swiglu_back(gate: &[f32], up: &[f32], by_gate: &mut [f32], by_up: &mut [f32]) {
+    wide(
+        #[inline(always)]
+        || {
+            let by = by_gate.iter_mut().zip(by_up);
+            for ((by_gate, by_up), (g, u)) in by.zip(gate.iter().zip(up)) {
+                let s = 1.0 / (1.0 + exp(-*g));
+                *by_up *= g * s;
+                *by_gate *= u * s * (1.0 + g * (1.0 - s));
+            }
+        },
+    );
+}
+
+/// `grad +=` the gradient by `x` of what [`rms_norm`] gives, whose own is `by`.
+pub fn rms_norm_back(x: &[f32], weight: &[f32], eps: f32, by: &[f32], grad: &mut [f32]) {
+    wide(
+        #[inline(always)]
+        || {
+            let n = x.len() as f64;
+            let scale = (1.0 / (sum(x, |x| x * x) / n + f64::from(eps)).sqrt()) as f32;
+            let terms = x.iter().zip(weight).zip(by);
+            let along: f64 = terms.map(|((x, w), by)| f64::from(x * w * by)).sum();
+            let along = (along / n) as f32 * scale * scale * scale;
+            for ((g, x), (w, by)) in grad.iter_mut().zip(x).zip(weight.iter().zip(by)) {
+                *g += scale * w * by - along * x;
+            }
+        },
+    );
+}
+
+/// From the gradient `by` of softmax values `p` of scores times `scale` to that of the scores.
+pub fn softmax_back(p: &[f32], scale: f32, by: &mut [f32]) {
+    wide(
+        #[inline(always)]
+        || {
+            let mut lanes = [0.0f32; 16];
+            let (ps, p_rest) = p.as_chunks::<16>();
+            let (bys, by_rest) = by.as_chunks::<16>();
+            for (p, by) in ps.iter().zip(bys) {
+                for ((lane, p), by) in lanes.iter_mut().zip(p).zip(by) {
+                    *lane += p * by;
+                }
+            }
+            let rest = p_rest.iter().zip(by_rest).map(|(p, by)| p * by);
+            let mean = lanes.iter().sum::<f32>() + rest.sum::<f32>();
+            for (by, p) in by.iter_mut().zip(p) {
+                *by = p * (*by - mean) * scale;
+            }
+        },
+    );
+}
+
 /// `x += y`.
 pub fn add(x: &mut [f32], y: &[f32]) {
     wide(
         #[inline(always)]
         || x.iter_mut().zip(y).for_each(|(x, y)| *x += y),
     );
+}
+
+/// `sums += x²` value by value; gives the sum of all of them.
+pub fn add_squares(x: &[f32], sums: &mut [f32]) -> f64 {
+    wide(
+        #[inline(always)]
+        || {
+            sums.iter_mut().zip(x).for_each(|(s, x)| *s += x * x);
+            sum(x, |x| x * x)
+        },
+    )
+}
+
+/// Rows of `n` values times the square roots of their weights; as they are without weights.
+pub fn scale_rows(x: &[f32], n: usize, weights: &[f32]) -> Vec<f32> {
+    let mut out = x.to_vec();
+    for (row, weight) in out.chunks_exact_mut(n).zip(weights) {
+        let root = weight.sqrt();
+        wide(
+            #[inline(always)]
+            || row.iter_mut().for_each(|x| *x *= root),
+        );
+    }
+    out
 }
 
 /// `x − y`.

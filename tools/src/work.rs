@@ -4,13 +4,14 @@
 //! manifest.json         what the job is: source, recipe, method, samples
 //! samples.bin           token ids                                    (load and split)
 //! moments-NAME.bin      second moments of one input, until used      (Hessian)
+//! guide-GROUP.bin       what matters for some samples              (Hessian)
 //! rows-NAME.bin         quantised rows of a matrix, packed           (quantise, pack)
 //! states-LAYER.bin      hidden states before a layer, the last one   (pass on)
 //! ```
 //!
 //! Every file appears whole or not at all, and all but the manifest end with the hash of what is
-//! before. Numbers are
-//! stored to the bit, so a run that was killed ends with the bytes of one that was not.
+//! before. Numbers are stored to the bit, so a run that was killed ends with the bytes of one
+//! that was not.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -189,15 +190,26 @@ impl Work {
 
     /// Rows of a matrix with their format.
     pub fn rows(&self, name: &str) -> Option<(DType, Vec<u8>)> {
-        let mut data = self.kept(&rows_file(name))?;
-        let text = data.iter().position(|b| *b == b'\n')?;
-        let dtype = DType::from_name(std::str::from_utf8(&data[..text]).ok()?)?;
-        Some((dtype, data.split_off(text + 1)))
+        let (note, rows) = self.noted(name)?;
+        Some((DType::from_name(note["dtype"].as_str()?)?, rows))
     }
 
-    /// Keeps rows of a matrix.
-    pub(crate) fn keep_rows(&self, name: &str, dtype: DType, rows: &[u8]) -> Result<(), ToolError> {
-        let mut data = format!("{}\n", dtype.name()).into_bytes();
+    /// What was said about the rows of a matrix when they were kept.
+    pub(crate) fn note(&self, name: &str) -> Option<Value> {
+        Some(self.noted(name)?.0)
+    }
+
+    fn noted(&self, name: &str) -> Option<(Value, Vec<u8>)> {
+        let mut data = self.kept(&rows_file(name))?;
+        let text = data.iter().position(|b| *b == b'\n')?;
+        let note = serde_json::from_slice(&data[..text]).ok()?;
+        Some((note, data.split_off(text + 1)))
+    }
+
+    /// Keeps rows of a matrix, with an object that has the name of their format as `dtype` and
+    /// whatever else there is to say.
+    pub(crate) fn keep_rows(&self, name: &str, note: &Value, rows: &[u8]) -> Result<(), ToolError> {
+        let mut data = format!("{note}\n").into_bytes();
         data.extend_from_slice(rows);
         self.keep(&rows_file(name), &data)
     }
@@ -213,7 +225,7 @@ fn rows_file(name: &str) -> String {
 }
 
 fn is_ours(name: &str) -> bool {
-    let known = ["rows-", "moments-", "states-", "samples."];
+    let known = ["rows-", "moments-", "states-", "guide-", "samples."];
     let name = name.strip_prefix('.').unwrap_or(name);
     name.starts_with("manifest.json")
         || known.iter().any(|k| name.starts_with(k)) && name.contains(".bin")
@@ -246,10 +258,12 @@ mod tests {
         let folder = dir.path().join("work");
         let (work, known) = Work::open(&folder, &json!({ "bits": 3 })).expect("a new folder");
         assert!(!known);
-        work.keep_rows("a", DType::Q3K, &[1, 2, 3]).expect("space");
+        let note = json!({ "dtype": "Q3_K", "tokens": 7 });
+        work.keep_rows("a", &note, &[1, 2, 3]).expect("space");
         let (work, known) = Work::open(&folder, &json!({ "bits": 3 })).expect("the same job");
         assert!(known);
         assert_eq!(work.rows("a"), Some((DType::Q3K, vec![1, 2, 3])));
+        assert_eq!(work.note("a"), Some(note));
         let (work, known) = Work::open(&folder, &json!({ "bits": 2 })).expect("another job");
         assert!(!known);
         assert_eq!(work.rows("a"), None);

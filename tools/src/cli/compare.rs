@@ -6,6 +6,7 @@ use myq_model::tokenizer::encode_prompt;
 use myq_tools::ToolError;
 use myq_tools::compare::{BROKEN, Comparison, compare};
 use myq_tools::model::Model;
+use myq_tools::selfcheck::PROMPT;
 
 use super::say;
 
@@ -17,10 +18,7 @@ pub(crate) struct Compare {
     /// The one that is made from it
     second: PathBuf,
     /// Text that both read
-    #[arg(
-        long,
-        default_value = "The three primary colours are red, yellow and blue. 量化把权重映射到有限个格点上。"
-    )]
+    #[arg(long, default_value = PROMPT)]
     prompt: String,
     /// Print a JSON object
     #[arg(long)]

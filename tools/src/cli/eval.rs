@@ -122,7 +122,7 @@ pub(crate) fn run(options: &Eval) -> Result<(), ToolError> {
     }
     let mut healths = Vec::new();
     for model in options.models.iter().filter(|_| options.prompts) {
-        let found = health::health(model, options.answer_tokens, &setup)?;
+        let found = health::health(model, &[], options.answer_tokens, &setup)?;
         if !options.json {
             print_health(&found)?;
         }

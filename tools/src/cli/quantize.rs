@@ -1,5 +1,6 @@
 //! `myq quantize`: flags, plan and report.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use clap::ValueEnum;
@@ -8,7 +9,10 @@ use myq_tools::calibration::{self, Samples, Wanted};
 use myq_tools::job::{self, Job};
 use myq_tools::model::Model;
 use myq_tools::recipe::{Mix, Override, Recipe, Step};
-use myq_tools::{ToolError, quantize, sensitivity, walk};
+use myq_tools::selfcheck::{self, SelfCheck, Weights};
+use myq_tools::walk::Outcome;
+use myq_tools::{ToolError, inspect, quantize, sensitivity, walk};
+use serde_json::json;
 
 use super::{Order, named, refuse_source, say};
 
@@ -18,19 +22,27 @@ pub(crate) struct Quantize {
     /// GGUF or .myq file, or model-hub directory
     model: PathBuf,
     /// Width class: 2, 3, 4, 5 or 6
-    #[arg(long, short, required_unless_present_any = ["recipe", "target_bpw"])]
+    #[arg(long, short, required_unless_present_any = ["recipe", "target_bpw", "target_mb"])]
     bits: Option<u8>,
     /// Recipe by name: uniform, s, m or l with the width class, as in m-3
     #[arg(long, conflicts_with = "bits")]
     recipe: Option<String>,
     /// Bits a weight on average, scales, embedding and output included; each matrix gets the
     /// width at which all together lose least. Measures first how much each one matters, which
-    /// takes as long as quantising, or longer
+    /// takes about as long as quantising
     #[arg(long, value_name = "BITS", conflicts_with_all = ["bits", "recipe"], requires = "calibration")]
     target_bpw: Option<f64>,
+    /// The same for a file of so many megabytes (10^6 bytes) at most
+    #[arg(
+        long,
+        value_name = "MB",
+        conflicts_with_all = ["bits", "recipe", "target_bpw"],
+        requires = "calibration"
+    )]
+    target_mb: Option<f64>,
     /// Where these measurements are kept, for other targets of the same model
     /// [default: the source's name with .sensitivity.json, in this directory]
-    #[arg(long, value_name = "FILE", requires = "target_bpw")]
+    #[arg(long, value_name = "FILE")]
     sensitivity: Option<PathBuf>,
     /// Width class of embedding and output [default: 6]
     #[arg(long)]
@@ -75,6 +87,9 @@ pub(crate) struct Quantize {
     /// Print plan and size, write nothing
     #[arg(long)]
     dry_run: bool,
+    /// Print the summary and the self-check as a JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -145,7 +160,11 @@ impl Quantize {
             _ => None,
         }
         .map(|method| (name.name(), method));
-        recipe.target = self.target_bpw;
+        recipe.target = match (self.target_bpw, self.target_mb) {
+            (Some(bits), _) => Some(format!("{bits}bpw")),
+            (_, Some(mb)) => Some(format!("{mb}MB")),
+            _ => None,
+        };
         recipe.embedding_bits = self.embedding_bits.unwrap_or(recipe.embedding_bits);
         recipe.overrides = self.tensor.clone();
         recipe.requantize = self.requantize;
@@ -154,11 +173,20 @@ impl Quantize {
 
     /// How the result's name ends.
     fn end(&self, recipe: &Recipe) -> String {
-        match self.target_bpw {
-            Some(target) => format!("-{target}bpw.myq"),
+        match &recipe.target {
+            Some(target) => format!("-{target}.myq"),
             None if recipe.mix == Mix::Uniform => format!("-{}bit.myq", recipe.bits),
             None => format!("-{}.myq", recipe.name()),
         }
+    }
+
+    /// Bytes that all tensors may take.
+    fn target(&self, model: &Model, steps: &[Step]) -> Option<u64> {
+        let weights = quantize::forecast(model, steps).weights;
+        let bits = self.target_bpw.map(|b| (b * weights as f64 / 8.0) as u64);
+        // Beside tensors the file holds the tokenizer, and names and places of tensors.
+        let other = model.tokenizer.to_bytes().len() + 512 * (steps.len() + 8);
+        bits.or_else(|| Some(((self.target_mb? * 1e6) as u64).saturating_sub(other as u64)))
     }
 
     fn samples(&self, model: &Model) -> Result<Option<Samples>, ToolError> {
@@ -188,14 +216,21 @@ pub(crate) fn run(options: &Quantize) -> Result<(), ToolError> {
     let model = Model::open(&options.model)?;
     let mut steps = recipe.plan(&model, !options.keep_output)?;
     let samples = options.samples(&model)?;
-    if let (Some(target), Some(samples)) = (options.target_bpw, &samples) {
+    let target = options.target(&model, &steps);
+    if let (Some(target), Some(samples)) = (target, &samples) {
+        let Some((_, method)) = &recipe.calibrated else {
+            return Err(ToolError::Setting(
+                "widths are chosen by the errors of a calibrated method; leave out --method round"
+                    .into(),
+            ));
+        };
         let file = options
             .sensitivity
             .clone()
             .unwrap_or_else(|| named(&options.model, ".sensitivity.json"));
-        let costs = sensitivity::load_or_measure(&model, samples, &file)?;
-        let loss = sensitivity::apply(&model, &mut steps, &costs, target)?;
-        eprintln!("expected divergence from the source: {loss:.4} nats, before compensation");
+        let costs = sensitivity::load_or_measure(&model, samples, method, &file)?;
+        let loss = sensitivity::apply(&model, &mut steps, &costs, target, recipe.requantize)?;
+        eprintln!("expected divergence from the source, by its second order: {loss:.4} nats");
     }
     if options.dry_run {
         return print_plan(&model, &steps);
@@ -217,9 +252,25 @@ pub(crate) fn run(options: &Quantize) -> Result<(), ToolError> {
         keep_work: options.keep_work,
     };
     let summary = job::run(&job, &out)?;
-    for note in &summary.notes {
+    let weights = match &recipe.calibrated {
+        Some((_, method)) if method.awq => Weights::Folded,
+        Some((_, method)) if method.effort != walk::Method::plain(false).effort => {
+            Weights::Compensated
+        }
+        _ => Weights::Nearest,
+    };
+    let checked = selfcheck::check(&model, &out, weights)?;
+    for note in grouped(&summary.notes) {
         eprintln!("note: {note}");
     }
+    if options.json {
+        let bits = summary.bits_per_weight();
+        let json = json!({ "file": out, "bits_per_weight": bits, "summary": summary, "self_check": checked });
+        say!("{json:#}");
+        return Ok(());
+    }
+    print_outcomes(&summary.outcomes)?;
+    print_checks(&checked)?;
     say!(
         "{}: {:.1} MB of tensors, {:.3} bits a weight, blake3 {}",
         out.display(),
@@ -227,6 +278,83 @@ pub(crate) fn run(options: &Quantize) -> Result<(), ToolError> {
         summary.bits_per_weight(),
         summary.hash
     );
+    Ok(())
+}
+
+/// Notes that say the same of many tensors as one, with the first of them.
+fn grouped(notes: &[String]) -> Vec<String> {
+    let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
+    for note in notes {
+        let (name, what) = note.split_once(": ").unwrap_or(("", note));
+        match groups.iter_mut().find(|g| g.0 == what) {
+            Some(group) => group.1.push(name),
+            None => groups.push((what, vec![name])),
+        }
+    }
+    let each = groups.iter().map(|(what, names)| match names.as_slice() {
+        [one] => format!("{one}: {what}"),
+        many => format!("{} and {} more: {what}", many[0], many.len() - 1),
+    });
+    each.collect()
+}
+
+/// What calibration did, by kind of matrix.
+fn print_outcomes(outcomes: &[Outcome]) -> Result<(), ToolError> {
+    if outcomes.is_empty() {
+        return Ok(());
+    }
+    let mut kinds: BTreeMap<String, Vec<&Outcome>> = BTreeMap::new();
+    for o in outcomes {
+        kinds.entry(inspect::role(&o.name)).or_default().push(o);
+    }
+    say!(
+        "{:<14} {:>8}  {:<16} {:>9} {:>12} {:>12}  in",
+        "matrices",
+        "number",
+        "types",
+        "tokens",
+        "mean error",
+        "largest"
+    );
+    for (kind, all) in kinds {
+        let types: BTreeSet<&str> = all.iter().map(|o| o.dtype.as_str()).collect();
+        let types: Vec<&str> = types.into_iter().collect();
+        let tokens = all.iter().map(|o| o.tokens).min().unwrap_or(0);
+        let mean = all.iter().map(|o| o.error).sum::<f64>() / all.len() as f64;
+        let worst = all.iter().max_by(|a, b| a.error.total_cmp(&b.error));
+        let (largest, name) = worst.map_or((0.0, ""), |o| (o.error, &o.name));
+        say!(
+            "{kind:<14} {:>8}  {:<16} {tokens:>9} {:>10.3} % {:>10.3} %  {name}",
+            all.len(),
+            types.join(" "),
+            100.0 * mean,
+            100.0 * largest
+        );
+    }
+    Ok(())
+}
+
+fn print_checks(checked: &SelfCheck) -> Result<(), ToolError> {
+    for c in &checked.checks {
+        let mark = match c.holds {
+            Some(true) => "ok",
+            Some(false) => "FAILS",
+            None => "-",
+        };
+        say!("{mark:<5} {:<12} {}", c.what, c.found);
+    }
+    let failed: Vec<&str> = checked
+        .checks
+        .iter()
+        .filter(|c| c.holds == Some(false))
+        .map(|c| c.what)
+        .collect();
+    if !failed.is_empty() {
+        eprintln!(
+            "warning: the self-check of {} fails, which at 5 and 6 bits it should not; `myq compare` and `myq eval` tell more",
+            failed.join(", ")
+        );
+    }
     Ok(())
 }
 

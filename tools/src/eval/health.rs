@@ -58,12 +58,19 @@ impl Health {
     }
 }
 
-/// Lets `model` answer all prompts with up to `tokens` tokens each.
+/// Lets `model` answer the prompts of these names with up to `tokens` tokens each; all of them
+/// where no names are given.
 ///
 /// # Errors
 /// A model that cannot be run.
-pub fn health(model: &Path, tokens: usize, setup: &Setup) -> Result<Health, ToolError> {
-    let prompts = prompts();
+pub fn health(
+    model: &Path,
+    names: &[&str],
+    tokens: usize,
+    setup: &Setup,
+) -> Result<Health, ToolError> {
+    let mut prompts = prompts();
+    prompts.retain(|p| names.is_empty() || names.contains(&p.id.as_str()));
     let setup = Setup {
         context: tokens + 256,
         ..setup.clone()

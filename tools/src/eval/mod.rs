@@ -150,7 +150,8 @@ pub fn measure(
     Ok(engines.iter().zip(&all).map(figures).collect())
 }
 
-fn open(path: &Path, setup: &Setup) -> Result<Engine, ToolError> {
+/// Opens a model for measurements.
+pub(crate) fn open(path: &Path, setup: &Setup) -> Result<Engine, ToolError> {
     // Exact arithmetic keeps exact keys and values too.
     let cache = match setup.kernels {
         KernelChoice::Exact => CacheType::F32,

@@ -5,14 +5,20 @@
 //! quantised ones. Both walk through a [`Block`] in four steps, each of which ends where a
 //! matrix takes an input.
 
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use myq_blocks::encode::EncodeError;
 use myq_model::{Config, rope::RopeTable};
 use rayon::prelude::*;
 
 use crate::ToolError;
 use crate::linalg::{linear, matrix, matrix_mut, multiply};
-use crate::model::Model;
+use crate::model::{Model, Tensor};
 use crate::vector;
+
+mod gradient;
+pub use gradient::Gradients;
 
 /// Queries whose scores are held at once.
 const QUERIES: usize = 128;
@@ -115,18 +121,49 @@ impl Block {
 
 /// A tensor as fp32, checked against its checksum and for numbers that are not finite.
 pub fn tensor(model: &Model, name: &str) -> Result<Vec<f32>, ToolError> {
+    let t = checked(model, name)?;
+    finite_rows(model, t, 0..t.rows())
+}
+
+/// A tensor that is there and as its checksum says.
+pub fn checked<'a>(model: &'a Model, name: &str) -> Result<&'a Tensor, ToolError> {
     let missing = || ToolError::model(&model.path, myq_model::ModelError::Missing(name.into()));
     let t = model.tensor(name).ok_or_else(missing)?;
     model.check(t)?;
-    let x = model.rows(t, 0..t.rows());
+    Ok(t)
+}
+
+/// Some rows of a tensor as fp32.
+///
+/// # Errors
+/// Numbers that are not finite.
+pub fn finite_rows(model: &Model, t: &Tensor, rows: Range<usize>) -> Result<Vec<f32>, ToolError> {
+    let first = rows.start * t.cols();
+    let x = model.rows(t, rows);
     match x.iter().position(|v| !v.is_finite()) {
         None => Ok(x),
-        Some(index) => {
-            let value = x[index];
-            let error = EncodeError::NonFinite { index, value };
-            Err(ToolError::encode(&model.path, name, error))
+        Some(i) => {
+            let error = EncodeError::NonFinite {
+                index: first + i,
+                value: x[i],
+            };
+            Err(ToolError::encode(&model.path, &t.name, error))
         }
     }
+}
+
+/// Rows of the embedding, tokens × width; only these are read.
+///
+/// # Errors
+/// Those of [`tensor`], in these rows.
+pub fn embed(model: &Model, tokens: &[u32]) -> Result<Vec<f32>, ToolError> {
+    let t = checked(model, "token_embd.weight")?;
+    let mut out = Vec::with_capacity(tokens.len() * t.cols());
+    for token in tokens {
+        let row = *token as usize;
+        out.extend(finite_rows(model, t, row..row + 1)?);
+    }
+    Ok(out)
 }
 
 /// What the steps need beside weights.
@@ -134,6 +171,8 @@ pub struct Pass<'a> {
     /// Sizes.
     pub config: &'a Config,
     rope: RopeTable,
+    /// Angles of the first positions, as many as were asked for so far.
+    angles: Mutex<Arc<Vec<f32>>>,
 }
 
 impl<'a> Pass<'a> {
@@ -142,6 +181,7 @@ impl<'a> Pass<'a> {
         Pass {
             config,
             rope: RopeTable::new(config, factors),
+            angles: Mutex::default(),
         }
     }
 
@@ -153,16 +193,6 @@ impl<'a> Pass<'a> {
         let name = "rope_freqs.weight";
         let factors = model.tensor(name).map(|_| tensor(model, name));
         Ok(Pass::new(&model.config, factors.transpose()?.as_deref()))
-    }
-
-    /// Rows of the embedding, `tokens × width`.
-    pub fn embed(&self, embedding: &[f32], tokens: &[u32]) -> Vec<f32> {
-        let width = self.config.width;
-        let mut out = Vec::with_capacity(tokens.len() * width);
-        for &t in tokens {
-            out.extend_from_slice(&embedding[t as usize * width..][..width]);
-        }
-        out
     }
 
     /// Root-mean-square norm of each row, times `weight`.
@@ -178,10 +208,15 @@ impl<'a> Pass<'a> {
     /// What attention hands to its output matrix, `tokens × heads·head_dim`, from the normed
     /// state of one sequence that starts at position 0.
     pub fn attention(&self, normed: &[f32], block: &Block) -> Vec<f32> {
+        let [query, key, value] = self.projections(normed, block);
+        self.attend(&query, &key, &value)
+    }
+
+    /// Query, key and value, the first two with their positions.
+    fn projections(&self, normed: &[f32], block: &Block) -> [Vec<f32>; 3] {
         let c = self.config;
-        let tokens = normed.len() / c.width;
         let project = |part: Part, rows: usize| {
-            let mut out = vec![0.0; tokens * rows];
+            let mut out = vec![0.0; normed.len() / c.width * rows];
             linear(normed, block.matrix(part), c.width, &mut out);
             let bias = &block.bias[part as usize];
             if !bias.is_empty() {
@@ -194,19 +229,39 @@ impl<'a> Pass<'a> {
         let mut query = project(Part::Q, c.q_width());
         let mut key = project(Part::K, c.kv_width());
         let value = project(Part::V, c.kv_width());
-        self.turn(&mut query, c.q_width());
-        self.turn(&mut key, c.kv_width());
-        self.attend(&query, &key, &value)
+        self.turn(&mut query, c.q_width(), 1.0);
+        self.turn(&mut key, c.kv_width(), 1.0);
+        [query, key, value]
     }
 
-    fn turn(&self, x: &mut [f32], width: usize) {
-        x.par_chunks_mut(width).enumerate().for_each(|(i, row)| {
-            let mut angles = vec![0.0; self.rope.dims()];
-            self.rope.angles(i, &mut angles);
-            for head in row.chunks_exact_mut(self.config.head_dim) {
-                self.rope.turn(head, &angles);
+    /// Turns heads by their positions, or with a `sign` of −1 the other way.
+    fn turn(&self, x: &mut [f32], width: usize, sign: f32) {
+        let (dims, head_dim) = (self.rope.dims(), self.config.head_dim);
+        let all = self.angles(x.len() / width);
+        x.par_chunks_mut(width)
+            .zip(all.par_chunks_exact(dims))
+            .for_each(|(row, angles)| {
+                let mut angles = angles.to_vec();
+                let sines = &mut angles[dims / 2..];
+                sines.iter_mut().for_each(|s| *s *= sign);
+                for head in row.chunks_exact_mut(head_dim) {
+                    self.rope.turn(head, &angles);
+                }
+            });
+    }
+
+    /// Angles of `tokens` positions at least, from 0 on.
+    fn angles(&self, tokens: usize) -> Arc<Vec<f32>> {
+        let dims = self.rope.dims();
+        let mut all = self.angles.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() < tokens * dims {
+            let mut more = vec![0.0; tokens * dims];
+            for (i, angles) in more.chunks_exact_mut(dims).enumerate() {
+                self.rope.angles(i, angles);
             }
-        });
+            *all = Arc::new(more);
+        }
+        Arc::clone(&all)
     }
 
     fn attend(&self, query: &[f32], key: &[f32], value: &[f32]) -> Vec<f32> {
@@ -245,15 +300,20 @@ impl<'a> Pass<'a> {
     /// What the feed-forward part hands to its last matrix, `tokens × ffn`, from the normed
     /// state.
     pub fn activated(&self, normed: &[f32], block: &Block) -> Vec<f32> {
-        let c = self.config;
-        let tokens = normed.len() / c.width;
-        let (mut gate, mut up) = (vec![0.0; tokens * c.ffn], vec![0.0; tokens * c.ffn]);
-        linear(normed, block.matrix(Part::Gate), c.width, &mut gate);
-        linear(normed, block.matrix(Part::Up), c.width, &mut up);
-        gate.par_chunks_mut(c.ffn)
-            .zip(up.par_chunks(c.ffn))
+        let ffn = self.config.ffn;
+        let [mut gate, up] = self.gate_and_up(normed, block);
+        gate.par_chunks_mut(ffn)
+            .zip(up.par_chunks(ffn))
             .for_each(|(gate, up)| vector::swiglu(gate, up));
         gate
+    }
+
+    fn gate_and_up(&self, normed: &[f32], block: &Block) -> [Vec<f32>; 2] {
+        [Part::Gate, Part::Up].map(|part| {
+            let mut out = vec![0.0; normed.len() / self.config.width * self.config.ffn];
+            linear(normed, block.matrix(part), self.config.width, &mut out);
+            out
+        })
     }
 
     /// A whole layer, for one sequence.

@@ -48,8 +48,31 @@ pub struct Curvature<'a> {
     pub h: &'a [f32],
     /// Its factor and the order of columns.
     pub factor: &'a Factor,
-    /// What the inputs lack, `Σ (x − y)·yᵀ`, and which share of it the result makes up for.
-    pub pull: Option<(&'a [f32], f32)>,
+    /// What the inputs lack, and which share of it the result makes up for.
+    pub pull: Option<(Cross<'a>, f32)>,
+}
+
+/// What inputs y lack in comparison to others x.
+#[derive(Clone, Copy, Debug)]
+pub enum Cross<'a> {
+    /// `Σ (x − y)·yᵀ`, n × n.
+    Inputs(&'a [f32]),
+    /// `Σ W(x − y)·yᵀ`, rows × n, of one matrix W.
+    Outputs(&'a [f32]),
+}
+
+impl Cross<'_> {
+    /// `Σ w·(x − y)·yᵀ` for the rows `w` from row `first` on.
+    fn rows(&self, first: usize, w: &[f32], n: usize) -> Vec<f32> {
+        match self {
+            Cross::Inputs(cross) => {
+                let mut asked = vec![0.0; w.len()];
+                multiply(matrix_mut(&mut asked, n), matrix(w, n), matrix(cross, n));
+                asked
+            }
+            Cross::Outputs(cross) => cross[first * n..][..w.len()].to_vec(),
+        }
+    }
 }
 
 /// A quantised matrix.
@@ -83,11 +106,11 @@ pub fn solve(
     let parts: Vec<(Vec<f64>, RowReport)> = bytes
         .par_chunks_mut(ROWS * row_bytes)
         .zip(w.par_chunks(ROWS * n))
-        .map(|(out, w)| {
+        .enumerate()
+        .map(|(i, (out, w))| {
             let pulled = curvature.pull.map(|(cross, share)| {
-                let mut to = vec![0.0; w.len()];
-                curvature.factor.pull(w, cross, share, &mut to);
-                to
+                let asked = cross.rows(i * ROWS, w, n);
+                curvature.factor.pull(w, asked, share)
             });
             let w = pulled.as_deref().unwrap_or(w);
             let mut chunk = Chunk::fit(dtype, grid, effort, curvature, w)?;

@@ -136,18 +136,17 @@ impl Factor {
 }
 
 impl Factor {
-    /// `out = w + share·w·cross·H⁻¹`, rows × n: weights that make of the inputs of H what `w` makes
-    /// of inputs whose difference to them is in `cross`.
-    pub(super) fn pull(&self, w: &[f32], cross: &[f32], share: f32, out: &mut [f32]) {
+    /// `w + share·asked·H⁻¹`, rows × n: weights that make of the inputs of H what `w` makes of
+    /// inputs x that differ from them, where `asked` is `Σ w·(x − y)·yᵀ`.
+    pub(super) fn pull(&self, w: &[f32], mut asked: Vec<f32>, share: f32) -> Vec<f32> {
         let n = self.order.len();
-        let mut asked = vec![0.0; w.len()];
-        multiply(matrix_mut(&mut asked, n), matrix(w, n), matrix(cross, n));
+        let mut out = vec![0.0; w.len()];
         for (to, from) in out.chunks_exact_mut(n).zip(asked.chunks_exact(n)) {
             for (to, &column) in to.iter_mut().zip(&self.order) {
                 *to = from[column];
             }
         }
-        self.solve(out);
+        self.solve(&mut out);
         let rows = out.chunks_exact_mut(n).zip(w.chunks_exact(n));
         for ((out, w), x) in rows.zip(asked.chunks_exact_mut(n)) {
             x.copy_from_slice(out);
@@ -155,6 +154,7 @@ impl Factor {
                 out[column] = w[column] + share * x;
             }
         }
+        out
     }
 
     /// `x = x·H⁻¹` for rows in the order of work.

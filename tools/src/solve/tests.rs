@@ -1,7 +1,7 @@
 //! The solver against plain definitions, and on matrices that are hard for it.
 
 use super::*;
-use crate::linalg::add_gram;
+use crate::linalg::add_cross;
 use crate::testing::numbers;
 
 /// Inputs of `n` values of very different size that follow each other, as those of a model.
@@ -18,7 +18,7 @@ fn inputs(n: usize, tokens: usize) -> Vec<f32> {
 fn moments(n: usize, tokens: usize) -> Vec<f32> {
     let x = inputs(n, tokens);
     let mut h = vec![0.0; n * n];
-    add_gram(&x, &x, n, false, &mut h);
+    add_cross(&x, &x, n, &mut h);
     h
 }
 
@@ -289,7 +289,7 @@ fn dead_columns_keep_their_weights_near_and_finite() {
         row[3..40].fill(0.0);
     }
     let mut h = vec![0.0; n * n];
-    add_gram(&x, &x, n, false, &mut h);
+    add_cross(&x, &x, n, &mut h);
     let mut damped = h.clone();
     let factor = Factor::new(&mut damped, n, 0.01, Order::Activation).expect("positive");
     assert_eq!(factor.dead, 37);
