@@ -10,7 +10,10 @@
 //! guides quantisation by it). Kept of it are, for each input of a layer, one weight a token,
 //! Σ over rows of g², and for each matrix one weight a row, the mean over tokens of g². The
 //! weights of tokens make second moments count the tokens that matter; both together tell what
-//! the error of a matrix costs.
+//! the error of a matrix costs ([`crate::sensitivity`]).
+//!
+//! Quantising itself goes by unweighted moments: with weighted ones the divergence at 2 bits was
+//! 9 % lower on the fixture, and 3 % lower to 3 % higher on SmolLM2, for twice the time.
 //!
 //! Samples go forward and back some at a time, so that their states at all layers fit in memory.
 
@@ -19,7 +22,6 @@ use rayon::prelude::*;
 use crate::linalg::{linear, linear_back};
 use crate::model::Model;
 use crate::pass::{Block, Part, Pass, embed, tensor};
-use crate::work::{Work, bytes_of, floats_of};
 use crate::{ToolError, progress, vector};
 
 /// Tokens whose states at all layers are held at once.
@@ -48,11 +50,11 @@ pub fn input_of(part: Part) -> usize {
 }
 
 impl Guide {
-    /// Goes through all `samples`; what is finished is kept in `work`.
+    /// Goes through all `samples`.
     ///
     /// # Errors
-    /// A damaged source; a full disk.
-    pub fn measure(model: &Model, samples: &[Vec<u32>], work: &Work) -> Result<Guide, ToolError> {
+    /// A damaged source.
+    pub fn measure(model: &Model, samples: &[Vec<u32>]) -> Result<Guide, ToolError> {
         let c = &model.config;
         let pass = Pass::of(model)?;
         let rows = Part::ALL.map(|p| model.tensor(&p.tensor(0)).map_or(0, |t| t.rows()));
@@ -64,22 +66,8 @@ impl Guide {
         let steps = groups.len() * (2 * c.layers + 1);
         let bar = progress::bar(steps as u64, "measuring what matters");
         let mut first = 0;
-        for (i, group) in groups.iter().enumerate() {
-            let name = format!("guide-{i}.bin");
-            let part = match work.kept(&name).and_then(|b| guide.restored(group, &b)) {
-                Some(part) => {
-                    bar.inc(2 * c.layers as u64 + 1);
-                    part
-                }
-                None => {
-                    let part = measure_group(model, &pass, group, first, &guide, &|| bar.inc(1))?;
-                    if work.lasts() {
-                        work.keep(&name, &part.to_bytes())?;
-                    }
-                    part
-                }
-            };
-            guide.add(part);
+        for group in groups {
+            guide.measure_group(model, &pass, group, first, &|| bar.inc(1))?;
             first += group.len();
         }
         bar.finish_and_clear();
@@ -87,28 +75,52 @@ impl Guide {
         Ok(guide)
     }
 
-    fn empty_like(&self) -> Guide {
-        Guide {
-            tokens: vec![<[Vec<f32>; 4]>::default(); self.tokens.len()],
-            rows: self
-                .rows
-                .iter()
-                .map(|r| r.each_ref().map(|r| vec![0.0; r.len()]))
-                .collect(),
+    /// Adds samples, the first of which is number `first` of all.
+    fn measure_group(
+        &mut self,
+        model: &Model,
+        pass: &Pass<'_>,
+        group: &[Vec<u32>],
+        first: usize,
+        done: &dyn Fn(),
+    ) -> Result<(), ToolError> {
+        let layers = model.config.layers;
+        let embedded = group.iter().map(|s| embed(model, s));
+        let mut states = vec![embedded.collect::<Result<Vec<_>, _>>()?];
+        for layer in 0..layers {
+            let block = Block::read(model, layer)?;
+            let mut next = states[layer].clone();
+            for x in &mut next {
+                pass.layer(&block, x);
+            }
+            states.push(next);
+            done();
         }
-    }
-
-    fn add(&mut self, part: Guide) {
-        for (all, part) in self.tokens.iter_mut().zip(part.tokens) {
-            all.iter_mut()
-                .zip(part)
-                .for_each(|(all, part)| all.extend(part));
+        let mut grads = states.pop().unwrap_or_default();
+        predictions(model, pass, &mut grads, first)?;
+        done();
+        for layer in (0..layers).rev() {
+            let block = Block::read(model, layer)?;
+            let states = states.pop().unwrap_or_default();
+            for (x, grad) in states.iter().zip(&mut grads) {
+                let tokens = x.len() / model.config.width;
+                let by = pass.layer_back(&block, x, grad);
+                let inputs = &mut self.tokens[layer];
+                for input in inputs.iter_mut() {
+                    input.resize(input.len() + tokens, 0.0);
+                }
+                for p in Part::ALL {
+                    let (by, sums) = (&by[p as usize], &mut self.rows[layer][p as usize]);
+                    let input = &mut inputs[input_of(p)];
+                    let from = input.len() - tokens;
+                    for (by, token) in by.chunks_exact(sums.len()).zip(&mut input[from..]) {
+                        *token += vector::add_squares(by, sums) as f32;
+                    }
+                }
+            }
+            done();
         }
-        for (all, part) in self.rows.iter_mut().zip(&part.rows) {
-            all.iter_mut()
-                .zip(part)
-                .for_each(|(all, part)| vector::add(all, part));
-        }
+        Ok(())
     }
 
     fn finish(&mut self) {
@@ -127,34 +139,6 @@ impl Guide {
             }
         }
     }
-
-    fn to_bytes(&self) -> Vec<u8> {
-        let tokens = self.tokens.iter().flatten();
-        let all: Vec<&[f32]> = tokens
-            .chain(self.rows.iter().flatten())
-            .map(Vec::as_slice)
-            .collect();
-        bytes_of(&all)
-    }
-
-    fn restored(&self, group: &[Vec<u32>], bytes: &[u8]) -> Option<Guide> {
-        let tokens: usize = group.iter().map(Vec::len).sum();
-        let all = floats_of(bytes);
-        let mut part = self.empty_like();
-        let mut at = 0;
-        let mut take = |n: usize| {
-            let values = all.get(at..at + n)?.to_vec();
-            at += n;
-            Some(values)
-        };
-        for inputs in part.tokens.iter_mut().flatten() {
-            *inputs = take(tokens)?;
-        }
-        for rows in part.rows.iter_mut().flatten() {
-            *rows = take(rows.len())?;
-        }
-        (at == all.len()).then_some(part)
-    }
 }
 
 /// Samples that go together.
@@ -172,54 +156,6 @@ fn groups(samples: &[Vec<u32>]) -> Vec<&[Vec<u32>]> {
         groups.push(&samples[start..]);
     }
     groups
-}
-
-fn measure_group(
-    model: &Model,
-    pass: &Pass<'_>,
-    group: &[Vec<u32>],
-    first: usize,
-    like: &Guide,
-    done: &dyn Fn(),
-) -> Result<Guide, ToolError> {
-    let layers = model.config.layers;
-    let mut part = like.empty_like();
-    let embedded = group.iter().map(|s| embed(model, s));
-    let mut states = vec![embedded.collect::<Result<Vec<_>, _>>()?];
-    for layer in 0..layers {
-        let block = Block::read(model, layer)?;
-        let mut next = states[layer].clone();
-        for x in &mut next {
-            pass.layer(&block, x);
-        }
-        states.push(next);
-        done();
-    }
-    let mut grads = states.pop().unwrap_or_default();
-    predictions(model, pass, &mut grads, first)?;
-    done();
-    for layer in (0..layers).rev() {
-        let block = Block::read(model, layer)?;
-        let states = states.pop().unwrap_or_default();
-        for (x, grad) in states.iter().zip(&mut grads) {
-            let tokens = x.len() / model.config.width;
-            let by = pass.layer_back(&block, x, grad);
-            let inputs = &mut part.tokens[layer];
-            for input in inputs.iter_mut() {
-                input.resize(input.len() + tokens, 0.0);
-            }
-            for p in Part::ALL {
-                let (by, sums) = (&by[p as usize], &mut part.rows[layer][p as usize]);
-                let input = &mut inputs[input_of(p)];
-                let from = input.len() - tokens;
-                for (by, token) in by.chunks_exact(sums.len()).zip(&mut input[from..]) {
-                    *token += vector::add_squares(by, sums) as f32;
-                }
-            }
-        }
-        done();
-    }
-    Ok(part)
 }
 
 /// From the last states to the gradient by them of −ln p of a token drawn by p, at each position.

@@ -16,13 +16,12 @@ use myq_blocks::{DType, Layout};
 use serde_json::json;
 
 use crate::calibration::Samples;
-use crate::guide::Guide;
 use crate::model::Model;
 use crate::quantize::{self, Summary};
 use crate::recipe::{Recipe, Step};
 use crate::walk::{Outcome, Walk};
 use crate::work::Work;
-use crate::{ToolError, import, progress};
+use crate::{ToolError, import};
 
 /// What to do.
 pub struct Job<'a> {
@@ -74,26 +73,16 @@ pub fn run(job: &Job<'_>, out: &Path) -> Result<Summary, ToolError> {
     if known {
         eprintln!("going on with what {} holds", job.work.display());
     }
-    let guide = match method.guided {
-        true => Some(Guide::measure(job.model, &samples.tokens, &work)?),
-        false => None,
-    };
-    let weights = formats.keys().filter_map(|name| job.model.tensor(name));
-    let bar = progress::bar(
-        weights.map(|t| t.len() as u64).sum(),
-        &format!("quantising to {} bits", job.recipe.bits),
-    );
+    let label = format!("quantising to {}", job.recipe.name());
     let walk = Walk {
         model: job.model,
         method,
         format: &|name| formats.get(name).copied(),
         tied: job.steps.iter().all(|s| s.name != "output.weight"),
-        guide: guide.as_ref(),
         work: &work,
-        bar: &bar,
+        label: &label,
     };
     walk.run(&samples.tokens)?;
-    bar.finish_and_clear();
     let rows = |name: &str| work.rows(name).map(|(_, rows)| rows);
     let calibrated = quantize::Calibrated {
         rows: &rows,

@@ -28,8 +28,7 @@ use crate::model::Model;
 use crate::pass::{Block, Part, Pass, embed};
 use crate::recipe::Step;
 use crate::solve::{self, Curvature, Factor};
-use crate::walk::Method;
-use crate::work::Work;
+use crate::walk::{GROUPS, Method};
 use crate::{ToolError, progress, quantize, vector};
 
 /// Widths that are chosen from, lowest first.
@@ -62,7 +61,7 @@ pub fn measure(
     other: &[Vec<u32>],
 ) -> Result<Vec<Cost>, ToolError> {
     let c = &model.config;
-    let guide = Guide::measure(model, other, &Work::in_memory())?;
+    let guide = Guide::measure(model, other)?;
     let pass = Pass::of(model)?;
     let all = seen.iter().chain(other);
     let mut states: Vec<Vec<f32>> = all.map(|s| embed(model, s)).collect::<Result<_, _>>()?;
@@ -123,14 +122,6 @@ pub fn measure(
     bar.finish_and_clear();
     Ok(costs)
 }
-
-/// Matrices that share an input, in the order in which inputs arise.
-const GROUPS: [&[Part]; 4] = [
-    &[Part::Q, Part::K, Part::V],
-    &[Part::O],
-    &[Part::Gate, Part::Up],
-    &[Part::Down],
-];
 
 /// The input of a group for one sequence; the state `x` moves on where one half of the layer ends.
 fn step(pass: &Pass<'_>, block: &Block, input: usize, x: &mut [f32]) -> Vec<f32> {

@@ -73,7 +73,7 @@ impl States {
     }
 
     /// Floats of one kind before sample `i`.
-    pub fn start(&self, i: usize) -> usize {
+    fn start(&self, i: usize) -> usize {
         self.lens[..i].iter().sum()
     }
 

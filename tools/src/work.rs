@@ -4,7 +4,6 @@
 //! manifest.json         what the job is: source, recipe, method, samples
 //! samples.bin           token ids                                    (load and split)
 //! moments-NAME.bin      second moments of one input, until used      (Hessian)
-//! guide-GROUP.bin       what matters for some samples              (Hessian)
 //! rows-NAME.bin         quantised rows of a matrix, packed           (quantise, pack)
 //! states-LAYER.bin      hidden states before a layer, the last one   (pass on)
 //! ```
@@ -225,7 +224,7 @@ fn rows_file(name: &str) -> String {
 }
 
 fn is_ours(name: &str) -> bool {
-    let known = ["rows-", "moments-", "states-", "guide-", "samples."];
+    let known = ["rows-", "moments-", "states-", "samples."];
     let name = name.strip_prefix('.').unwrap_or(name);
     name.starts_with("manifest.json")
         || known.iter().any(|k| name.starts_with(k)) && name.contains(".bin")

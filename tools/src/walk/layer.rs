@@ -6,9 +6,10 @@ use myq_blocks::Rows;
 
 use super::Walk;
 use super::moments::{self, Sums};
+use super::price::{GROUPS, Price};
 use crate::ToolError;
 use crate::pass::{Block, Part, Pass};
-use crate::states::{Pair, States};
+use crate::states::States;
 
 /// Tokens that pass through the feed-forward part together.
 const TOKENS: usize = 512;
@@ -17,21 +18,24 @@ const TOKENS: usize = 512;
 pub(super) struct Layer<'a, 'b> {
     pub(super) walk: &'a Walk<'b>,
     pub(super) pass: &'a Pass<'b>,
+    pub(super) price: &'a Price,
     pub(super) source: Block,
     pub(super) index: usize,
 }
 
 impl Layer<'_, '_> {
-    /// Quantises the matrices `parts`, which share an input of `n` values, and gives them as
+    /// Quantises the matrices of a group, which share an input of `n` values, and gives them as
     /// they are stored to `to`.
     fn replace<'s>(
         &'s self,
-        parts: &[Part],
+        group: usize,
         n: usize,
         to: &mut [Vec<f32>],
         sums: impl FnOnce(&mut Sums<'s>) -> Result<(), ToolError>,
     ) -> Result<(), ToolError> {
-        let walk = self.walk;
+        let (walk, parts) = (self.walk, GROUPS[group]);
+        self.price.begin(self.index, group);
+        let done = |rows: usize| self.price.rows(group, rows);
         let names: Vec<String> = parts.iter().map(|p| p.tensor(self.index)).collect();
         let mut rows: Vec<_> = names.iter().map(|name| walk.work.rows(name)).collect();
         let missing = |i: usize, rows: &[Option<_>]| {
@@ -46,7 +50,7 @@ impl Layer<'_, '_> {
             for (i, weights) in weights.iter().enumerate() {
                 if let Some(dtype) = missing(i, &rows) {
                     let all = [Ok(Cow::Borrowed(*weights))];
-                    let bytes = walk.quantise(&names[i], all, &moments)?;
+                    let bytes = walk.quantise(&names[i], all, &moments, &done)?;
                     rows[i] = Some((dtype, bytes));
                 }
             }
@@ -68,13 +72,6 @@ impl Layer<'_, '_> {
         Ok(())
     }
 
-    /// Adds the inputs `x` and `y`, of the source and of quantised layers before, from token
-    /// `first` of all on.
-    fn add(&self, sums: &mut Sums<'_>, input: usize, first: usize, [x, y]: &Pair) {
-        let tokens = x.len() / sums.values();
-        sums.add(x, y, self.walk.weights(self.index, input, first, tokens));
-    }
-
     /// From the states before the layer to those behind attention.
     pub(super) fn attention(
         &self,
@@ -85,10 +82,11 @@ impl Layer<'_, '_> {
         let (c, pass, source) = (self.pass.config, self.pass, &self.source);
         let normed = |x: &[f32]| pass.norm(x, &source.attn_norm);
         let (queries, rest) = quantised.matrices.split_at_mut(Part::O as usize);
-        self.replace(&[Part::Q, Part::K, Part::V], c.width, queries, |sums| {
+        self.replace(0, c.width, queries, |sums| {
             for i in 0..states.len() {
-                let pair = states.get(i)?.map(|x| normed(&x));
-                self.add(sums, 0, states.start(i) / c.width, &pair);
+                let [x, y] = states.get(i)?.map(|x| normed(&x));
+                sums.add(&x, &y);
+                self.price.tokens(0, x.len() / c.width);
             }
             Ok(())
         })?;
@@ -96,14 +94,15 @@ impl Layer<'_, '_> {
         // The source's states go on as their inputs are computed for the sums.
         let mut ahead = false;
         let to = std::slice::from_mut(&mut output);
-        self.replace(&[Part::O], c.q_width(), to, |sums| {
+        self.replace(1, c.q_width(), to, |sums| {
             for i in 0..states.len() {
                 let [mut x, y] = states.get(i)?;
                 let seen = [
                     pass.attention(&normed(&x), source),
                     pass.attention(&normed(&y), quantised),
                 ];
-                self.add(sums, 1, states.start(i) / c.width, &seen);
+                sums.add(&seen[0], &seen[1]);
+                self.price.tokens(1, x.len() / c.width);
                 pass.add_projected(&mut x, &seen[0], source.matrix(Part::O));
                 middle.set(i, [x, y])?;
             }
@@ -137,28 +136,28 @@ impl Layer<'_, '_> {
         let normed = |x: &[f32]| pass.norm(x, &source.ffn_norm);
         let wide = Part::Gate as usize..Part::Down as usize;
         let to = &mut quantised.matrices[wide];
-        self.replace(&[Part::Gate, Part::Up], c.width, to, |sums| {
+        self.replace(2, c.width, to, |sums| {
             for i in 0..middle.len() {
-                let pair = middle.get(i)?.map(|x| normed(&x));
-                self.add(sums, 2, middle.start(i) / c.width, &pair);
+                let [x, y] = middle.get(i)?.map(|x| normed(&x));
+                sums.add(&x, &y);
+                self.price.tokens(2, x.len() / c.width);
             }
             Ok(())
         })?;
         let mut down = std::mem::take(&mut quantised.matrices[Part::Down as usize]);
         let mut ahead = false;
         let to = std::slice::from_mut(&mut down);
-        self.replace(&[Part::Down], c.ffn, to, |sums| {
+        self.replace(3, c.ffn, to, |sums| {
             for i in 0..middle.len() {
                 let [mut x, y] = middle.get(i)?;
-                let mut first = middle.start(i) / c.width;
                 for (x, y) in x.chunks_mut(some).zip(y.chunks(some)) {
                     let active = [
                         pass.activated(&normed(x), source),
                         pass.activated(&normed(y), quantised),
                     ];
-                    self.add(sums, 3, first, &active);
+                    sums.add(&active[0], &active[1]);
+                    self.price.tokens(3, x.len() / c.width);
                     pass.add_projected(x, &active[0], source.matrix(Part::Down));
-                    first += TOKENS;
                 }
                 middle.set(i, [x, y])?;
             }

@@ -4,7 +4,7 @@
 //! for each layer:
 //!     for each group of matrices with one input:
 //!         x: the input by the source's weights so far, y: by the quantised ones
-//!         H = Σ s·y·yᵀ, D = Σ s·(x − y)·yᵀ, s the token's weight by crate::guide
+//!         H = Σ y·yᵀ, D = Σ (x − y)·yᵀ
 //!         target W + α·W·D·H⁻¹: what makes W·x of y, as far as α goes
 //!         quantise, replace
 //! ```
@@ -18,14 +18,13 @@
 //! output is the same matrix its inputs are known only at the end.
 
 use std::borrow::Cow;
+use std::time::Instant;
 
-use indicatif::ProgressBar;
 use myq_blocks::DType;
 use myq_blocks::encode::Method as Scales;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::guide::Guide;
 use crate::model::Model;
 use crate::pass::{self, Block, Part, Pass};
 use crate::solve::{self, Effort, Order};
@@ -34,9 +33,12 @@ use crate::work::{Work, bytes_of};
 use crate::{ToolError, awq};
 use layer::Layer;
 use moments::{Moments, Sums};
+pub(crate) use price::GROUPS;
+use price::Price;
 
 mod layer;
 mod moments;
+mod price;
 
 /// Rows of the output that are quantised together.
 const ROWS: usize = 8192;
@@ -52,8 +54,6 @@ pub struct Method {
     pub damping: f32,
     /// α: how far each layer makes up for the layers before it.
     pub propagate: f32,
-    /// Whether tokens count by how much they matter for predictions.
-    pub guided: bool,
     /// Whether scales of channels are folded into neighbours first.
     pub awq: bool,
 }
@@ -70,7 +70,6 @@ impl Method {
             order: Order::Activation,
             damping: 0.01,
             propagate: 0.0,
-            guided: false,
             awq: false,
         }
     }
@@ -84,7 +83,6 @@ impl Method {
                 ..plain.effort
             },
             propagate: 0.5,
-            guided: true,
             ..plain
         }
     }
@@ -97,7 +95,6 @@ impl Method {
             "order": match self.order { Order::Stored => "stored", Order::Activation => "activation" },
             "damping": self.damping,
             "propagate": self.propagate,
-            "guided": self.guided,
             "awq": self.awq,
         })
     }
@@ -137,12 +134,10 @@ pub struct Walk<'a> {
     pub format: &'a dyn Fn(&str) -> Option<DType>,
     /// Whether the output serves as the embedding too: then it may not make up for the layers.
     pub tied: bool,
-    /// Weights of tokens, where the method asks for them.
-    pub guide: Option<&'a Guide>,
     /// Where finished parts are kept.
     pub work: &'a Work,
-    /// Moves by one for each weight.
-    pub bar: &'a ProgressBar,
+    /// What the progress bar says.
+    pub label: &'a str,
 }
 
 impl Walk<'_> {
@@ -155,6 +150,8 @@ impl Walk<'_> {
     pub fn run(&self, samples: &[Vec<u32>]) -> Result<(), ToolError> {
         let c = &self.model.config;
         let pass = Pass::of(self.model)?;
+        let tokens = samples.iter().map(Vec::len).sum();
+        let price = Price::new(self.model, self.method, self.format, tokens, self.label);
         let (first, mut states) = self.start(samples)?;
         let lens: Vec<usize> = samples.iter().map(|s| s.len() * c.width).collect();
         // Behind attention, the middle of a layer.
@@ -167,6 +164,7 @@ impl Walk<'_> {
             let layer = Layer {
                 walk: self,
                 pass: &pass,
+                price: &price,
                 source,
                 index,
             };
@@ -177,11 +175,14 @@ impl Walk<'_> {
             self.work.forget(&states_file(index));
         }
         self.work.forget("states-middle.bin");
-        self.output(&pass, &mut states)
+        price.begin(c.layers, 0);
+        self.output(&pass, &price, &mut states)?;
+        price.finish();
+        Ok(())
     }
 
     /// Quantises the output, some rows at a time: it is by far the largest matrix.
-    fn output(&self, pass: &Pass<'_>, states: &mut States) -> Result<(), ToolError> {
+    fn output(&self, pass: &Pass<'_>, price: &Price, states: &mut States) -> Result<(), ToolError> {
         let name = self.model.output_name();
         if (self.format)(name).is_none() || self.work.rows(name).is_some() {
             return Ok(());
@@ -191,7 +192,8 @@ impl Walk<'_> {
         let moments = self.moments(name, norm.len(), &[], |sums| {
             for i in 0..states.len() {
                 let [x, y] = states.get(i)?.map(|x| pass.norm(&x, &norm));
-                sums.add(&x, &y, &[]);
+                sums.add(&x, &y);
+                price.tokens(4, x.len() / norm.len());
             }
             Ok(())
         })?;
@@ -199,7 +201,8 @@ impl Walk<'_> {
             let rows = first..(first + ROWS).min(weights.rows());
             pass::finite_rows(self.model, weights, rows).map(Cow::Owned)
         });
-        self.quantise(name, parts, &moments)?;
+        let done = |rows: usize| price.rows(4, rows);
+        self.quantise(name, parts, &moments, &done)?;
         self.work.forget(&moments::file(name));
         Ok(())
     }
@@ -244,12 +247,6 @@ impl Walk<'_> {
             let Some(states) = States::kept(&lens, self.work, &file, "states-now.bin")? else {
                 continue;
             };
-            for done in 0..index {
-                let tensors = Part::ALL.map(|p| p.tensor(done));
-                let here = tensors.iter().filter(|name| (self.format)(name).is_some());
-                let weights = here.filter_map(|name| self.model.tensor(name));
-                self.bar.inc(weights.map(|t| t.len() as u64).sum());
-            }
             return Ok((index, states));
         }
         let mut states = States::new(lens, self.work, "states-now.bin")?;
@@ -270,14 +267,19 @@ impl Walk<'_> {
         sums: impl FnOnce(&mut Sums<'w>) -> Result<(), ToolError>,
     ) -> Result<Moments, ToolError> {
         let mut all = Sums::new(n, weights, self.method);
+        let start = Instant::now();
         if !all.restore(self.work, name) {
             sums(&mut all)?;
             all.complete();
+            log::debug!("{name}: sums in {:.2?}", start.elapsed());
             if self.work.lasts() {
                 self.work.keep(&moments::file(name), &all.to_bytes())?;
             }
         }
-        all.finish(name, self.method)
+        let start = Instant::now();
+        let moments = all.finish(name, self.method);
+        log::debug!("{name}: factor in {:.2?}", start.elapsed());
+        moments
     }
 
     /// Quantises a matrix, given in parts of whole rows, and keeps its rows, which it gives as
@@ -287,20 +289,20 @@ impl Walk<'_> {
         name: &str,
         parts: impl IntoIterator<Item = Result<Cow<'w, [f32]>, ToolError>>,
         moments: &Moments,
+        done: &(dyn Fn(usize) + Sync),
     ) -> Result<Vec<u8>, ToolError> {
-        let n = moments.n;
         let dtype = (self.format)(name).unwrap_or(DType::F32);
         let mut curvature = moments.curvature(self.method.propagate);
         if self.tied && name == self.model.output_name() {
             curvature.pull = None;
         }
         let fail = |error| ToolError::encode(&self.model.path, name, error);
-        let done = |rows: usize| self.bar.inc((rows * n) as u64);
         let (mut bytes, mut errors) = (Vec::new(), Vec::new());
+        let start = Instant::now();
         for part in parts {
             let part = part?;
             let effort = self.method.effort;
-            let solution = solve::solve(dtype, effort, &curvature, &part, &done).map_err(fail)?;
+            let solution = solve::solve(dtype, effort, &curvature, &part, done).map_err(fail)?;
             errors.push(moments.relative(&part, &solution.loss));
             bytes.extend(solution.bytes);
         }
@@ -312,15 +314,10 @@ impl Walk<'_> {
             damping: moments.factor.damping,
             error: errors.iter().sum::<f64>() / errors.len().max(1) as f64,
         };
+        log::debug!("{name}: {} in {:.2?}", outcome.dtype, start.elapsed());
         let note = serde_json::to_value(&outcome).unwrap_or_default();
         self.work.keep_rows(name, &note, &bytes)?;
         Ok(bytes)
-    }
-
-    /// Weights of `tokens` tokens of all samples, from token `first` on, at an input of a layer.
-    fn weights(&self, layer: usize, input: usize, first: usize, tokens: usize) -> &[f32] {
-        let all = self.guide.map(|g| &g.tokens[layer][input]);
-        all.map_or(&[], |w| &w[first..first + tokens])
     }
 }
 

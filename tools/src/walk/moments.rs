@@ -19,7 +19,7 @@ pub(super) fn file(name: &str) -> String {
 pub(super) struct Sums<'a> {
     n: usize,
     tokens: usize,
-    /// Σ s·y·yᵀ, on and above the diagonal until all are in; s is the token's weight.
+    /// Σ y·yᵀ, on and above the diagonal until all are in.
     h: Vec<f32>,
     /// What errors of the layers before ask for, where they are passed on.
     cross: Option<Asked<'a>>,
@@ -30,7 +30,7 @@ pub(super) struct Sums<'a> {
 struct Asked<'a> {
     /// The only matrix of the input, where the difference is that of its outputs.
     weights: Option<&'a [f32]>,
-    /// Σ s·(x − y)·yᵀ, n × n, or Σ s·W(x − y)·yᵀ, rows × n.
+    /// Σ (x − y)·yᵀ, n × n, or Σ W(x − y)·yᵀ, rows × n.
     sums: Vec<f32>,
 }
 
@@ -56,29 +56,21 @@ impl<'a> Sums<'a> {
         }
     }
 
-    /// Values of an input.
-    pub(super) fn values(&self) -> usize {
-        self.n
-    }
-
-    /// Adds some tokens: their inputs by the source and by quantised layers before, and their
-    /// weights, or none.
-    pub(super) fn add(&mut self, x: &[f32], y: &[f32], weights: &[f32]) {
+    /// Adds some tokens: their inputs by the source and by quantised layers before.
+    pub(super) fn add(&mut self, x: &[f32], y: &[f32]) {
         let n = self.n;
         self.tokens += y.len() / n;
-        let scaled = |x: &[f32]| vector::scale_rows(x, n, weights);
-        let seen = scaled(y);
-        add_gram(&seen, n, &mut self.h);
+        add_gram(y, n, &mut self.h);
         let Some(Asked { weights, sums }) = &mut self.cross else {
             return;
         };
-        let lacking = scaled(&vector::difference(x, y));
+        let lacking = vector::difference(x, y);
         match weights {
-            None => add_cross(&lacking, &seen, n, sums),
+            None => add_cross(&lacking, y, n, sums),
             Some(w) => {
                 let mut out = vec![0.0; lacking.len() / n * (w.len() / n)];
                 linear(&lacking, w, n, &mut out);
-                add_cross(&out, &seen, n, sums);
+                add_cross(&out, y, n, sums);
             }
         }
     }
@@ -138,7 +130,7 @@ impl<'a> Sums<'a> {
 pub(super) struct Moments {
     pub(super) n: usize,
     pub(super) tokens: usize,
-    /// Σ s·y·yᵀ, damped.
+    /// Σ y·yᵀ, damped.
     h: Vec<f32>,
     pub(super) factor: Factor,
     /// What errors of the layers before ask for, and whether of outputs.
