@@ -99,18 +99,24 @@ pub fn run(job: &Job<'_>, out: &Path) -> Result<Summary, ToolError> {
     let names = job.steps.iter().map(|s| &job.model.tensors[s.source].name);
     summary.outcomes = names.filter_map(|name| Outcome::of(&work, name)).collect();
     for o in &summary.outcomes {
-        if o.damping > method.damping {
-            summary.notes.push(format!(
-                "{}: its second moments could not be factored; damping rose to {}",
-                o.name, o.damping
-            ));
-        }
-        if o.dead > 0 {
-            summary.notes.push(format!(
-                "{}: {} inputs are zero for all {} calibration tokens; their columns are rounded by themselves",
-                o.name, o.dead, o.tokens
-            ));
-        }
+        let notes = [
+            (o.clipped > 0).then(|| quantize::clipped(o.clipped)),
+            (o.damping > method.damping).then(|| {
+                let to = o.damping;
+                format!("its second moments could not be factored; damping rose to {to}")
+            }),
+            (o.dead > 0).then(|| {
+                format!(
+                    "{} inputs are zero for all {} calibration tokens; their columns are rounded by themselves",
+                    o.dead, o.tokens
+                )
+            }),
+        ];
+        let all = notes.into_iter().flatten();
+        summary
+            .notes
+            .extend(all.map(|note| format!("{}: {note}", o.name)));
+        summary.clipped += o.clipped;
     }
     if !job.keep_work {
         work.remove()?;

@@ -132,10 +132,8 @@ pub fn quantize(
         let (bytes, report) = tensor(model, t, form, recipe, &|n| bar.inc(n as u64))
             .map_err(|error| ToolError::encode(&model.path, &t.name, error))?;
         if report.clipped > 0 {
-            summary.notes.push(format!(
-                "{}: {} weights clipped, fp16 cannot hold their scale",
-                t.name, report.clipped
-            ));
+            let note = format!("{}: {}", t.name, clipped(report.clipped));
+            summary.notes.push(note);
         }
         summary.clipped += report.clipped;
         writer.write_tensor(i, &bytes).map_err(fail)?;
@@ -143,6 +141,11 @@ pub fn quantize(
     bar.finish_and_clear();
     summary.hash = writer.finish().map_err(fail)?;
     Ok(summary)
+}
+
+/// What is said about clipped weights.
+pub(crate) fn clipped(weights: usize) -> String {
+    format!("{weights} weights clipped, fp16 cannot hold their scale")
 }
 
 fn finite(x: &[f32], first: usize) -> Result<RowReport, EncodeError> {

@@ -206,6 +206,14 @@ impl Quantize {
         for warning in samples.warnings() {
             eprintln!("warning: {warning}");
         }
+        let tokens: usize = samples.tokens.iter().map(Vec::len).sum();
+        let layers = model.tensors.iter().filter(|t| t.name.starts_with("blk."));
+        let widest = layers.filter(|t| t.is_matrix()).map(|t| t.cols()).max();
+        if let Some(widest) = widest.filter(|w| tokens < *w) {
+            eprintln!(
+                "warning: {tokens} calibration tokens are fewer than the {widest} inputs of the widest matrix, and guide its compensation badly; take more texts, or more and longer samples"
+            );
+        }
         Ok(Some(samples))
     }
 }

@@ -115,6 +115,8 @@ pub struct Outcome {
     pub damping: f32,
     /// Output error over output energy, on the calibration tokens.
     pub error: f64,
+    /// Weights clipped because fp16 cannot hold their scale.
+    pub clipped: usize,
 }
 
 impl Outcome {
@@ -297,13 +299,14 @@ impl Walk<'_> {
             curvature.pull = None;
         }
         let fail = |error| ToolError::encode(&self.model.path, name, error);
-        let (mut bytes, mut errors) = (Vec::new(), Vec::new());
+        let (mut bytes, mut errors, mut clipped) = (Vec::new(), Vec::new(), 0);
         let start = Instant::now();
         for part in parts {
             let part = part?;
             let effort = self.method.effort;
             let solution = solve::solve(dtype, effort, &curvature, &part, done).map_err(fail)?;
             errors.push(moments.relative(&part, &solution.loss));
+            clipped += solution.report.clipped;
             bytes.extend(solution.bytes);
         }
         let outcome = Outcome {
@@ -312,6 +315,7 @@ impl Walk<'_> {
             tokens: moments.tokens,
             dead: moments.factor.dead,
             damping: moments.factor.damping,
+            clipped,
             error: errors.iter().sum::<f64>() / errors.len().max(1) as f64,
         };
         log::debug!("{name}: {} in {:.2?}", outcome.dtype, start.elapsed());
