@@ -78,6 +78,7 @@ impl Method {
     pub const fn best() -> Method {
         let plain = Method::plain(true);
         Method {
+            damping: 0.03,
             effort: Effort {
                 sweeps: 3,
                 ..plain.effort
