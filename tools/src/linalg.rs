@@ -10,8 +10,11 @@ use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par, Spec};
 use rayon::prelude::*;
 
-/// Rows of a tile of a product, and of a block of a Gram matrix.
+/// Rows of a tile of a product.
 const TILE: usize = 128;
+/// Columns of a tile of a product with far more columns than rows: the other factor, which is the
+/// larger one, is then packed once and not for each tile.
+const WIDE: usize = 512;
 
 /// `data` as a matrix of rows of `cols` values.
 pub fn matrix(data: &[f32], cols: usize) -> MatRef<'_, f32> {
@@ -33,23 +36,42 @@ pub fn multiply_add(out: MatMut<'_, f32>, a: MatRef<'_, f32>, b: MatRef<'_, f32>
     matmul(out, Accum::Add, a, b, factor, Par::Seq);
 }
 
+/// `out = a · b` in tiles that do not depend on the number of threads.
+fn product(out: &mut [f32], a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
+    let (rows, cols) = (a.nrows(), b.ncols());
+    if cols > 4 * rows {
+        let mut tiles = Vec::with_capacity(cols.div_ceil(WIDE));
+        let mut rest = matrix_mut(out, cols);
+        while rest.ncols() > 0 {
+            let wide = WIDE.min(rest.ncols());
+            let (tile, behind) = rest.split_at_col_mut(wide);
+            tiles.push(tile);
+            rest = behind;
+        }
+        tiles.into_par_iter().enumerate().for_each(|(i, out)| {
+            let b = b.subcols(i * WIDE, out.ncols());
+            multiply(out, a, b);
+        });
+    } else {
+        let tiles = out.par_chunks_mut(TILE * cols);
+        tiles.enumerate().for_each(|(i, out)| {
+            let out = matrix_mut(out, cols);
+            let a = a.subrows(i * TILE, out.nrows());
+            multiply(out, a, b);
+        });
+    }
+}
+
 /// Each row of `x` through a linear layer: `out = x · wᵀ`, `w` rows × `cols`.
 pub fn linear(x: &[f32], w: &[f32], cols: usize, out: &mut [f32]) {
-    let rows = w.len() / cols;
-    let w = matrix(w, cols).transpose();
-    x.par_chunks(TILE * cols)
-        .zip(out.par_chunks_mut(TILE * rows))
-        .for_each(|(x, out)| multiply(matrix_mut(out, rows), matrix(x, cols), w));
+    product(out, matrix(x, cols), matrix(w, cols).transpose());
 }
 
 /// Back through a linear layer: `by · w`, tokens × `cols`, from the gradient `by` of its output.
 pub fn linear_back(by: &[f32], w: &[f32], cols: usize) -> Vec<f32> {
     let rows = w.len() / cols;
     let mut out = vec![0.0; by.len() / rows * cols];
-    let w = matrix(w, cols);
-    by.par_chunks(TILE * rows)
-        .zip(out.par_chunks_mut(TILE * cols))
-        .for_each(|(by, out)| multiply(matrix_mut(out, cols), matrix(by, rows), w));
+    product(&mut out, matrix(by, rows), matrix(w, cols));
     out
 }
 

@@ -18,13 +18,11 @@ use myq_blocks::decode::Decoded;
 use myq_blocks::encode::Grid;
 
 use super::{Chunk, half};
-use crate::linalg::{matrix, matrix_mut, multiply_add};
+use crate::linalg::{matrix, matrix_mut, multiply, multiply_add};
 use crate::vector::wide;
 
 /// Weights in a superblock, at most.
 const SUPER: usize = 256;
-/// Weights in a sub-block, at most, of those whose scales are moved.
-const SUB: usize = 32;
 /// Times that a superblock is gone through before the row moves on.
 const ROUNDS: usize = 2;
 /// Times that the codes of a sub-block are gone through for each candidate.
@@ -39,35 +37,121 @@ const CERTAIN: f32 = 1e-4;
 /// One sweep over all superblocks; `gradient` is rows × n and stays right.
 pub(super) fn sweep(chunk: &mut Chunk<'_>, h: &[f32], gradient: &mut [f32]) {
     let (n, rows, per_row) = (chunk.n, chunk.rows(), chunk.per_row);
-    let mut moved = vec![0.0f32; rows * SUPER];
+    let mut buffers = [(); 4].map(|()| vec![0.0f32; rows * SUPER]);
     for b in 0..per_row {
         let columns = chunk.columns(b);
         let len = columns.len();
-        let moved = &mut moved[..rows * len];
         let mut near = vec![0.0f32; len * len];
         for (to, i) in near.chunks_exact_mut(len).zip(columns.clone()) {
             to.copy_from_slice(&h[i * n..][columns.clone()]);
         }
-        for (r, moved) in moved.chunks_exact_mut(len).enumerate() {
-            let mut work = Work {
-                grid: chunk.grid,
-                len,
-                h: &near,
-                g: [0.0; SUPER],
-            };
-            work.g[..len].copy_from_slice(&gradient[r * n..][columns.clone()]);
-            let block = &mut chunk.blocks[r * per_row + b];
-            let mut before = [0.0; SUPER];
-            block.dequantize(&mut before[..len]);
-            wide(
-                #[inline(always)]
-                || work.descend(block),
-            );
+        let [g, units, mins, moved] = buffers.each_mut().map(|x| &mut x[..rows * len]);
+        for (g, from) in g.chunks_exact_mut(len).zip(gradient.chunks_exact(n)) {
+            g.copy_from_slice(&from[columns.clone()]);
+        }
+        let mut all = All {
+            grid: chunk.grid,
+            len,
+            h: &near,
+            diagonal: near.iter().step_by(len + 1).copied().collect(),
+            blocks: chunk.blocks[b..].iter_mut().step_by(per_row).collect(),
+            g,
+        };
+        for (block, moved) in all.blocks.iter().zip(moved.chunks_exact_mut(len)) {
             block.dequantize(moved);
-            moved.iter_mut().zip(before).for_each(|(m, x)| *m -= x);
+            moved.iter_mut().for_each(|m| *m = -*m);
+        }
+        all.descend([units, mins]);
+        for (block, moved) in all.blocks.iter().zip(moved.chunks_exact_mut(len)) {
+            let mut stored = [0.0; SUPER];
+            block.dequantize(&mut stored[..len]);
+            moved.iter_mut().zip(stored).for_each(|(m, x)| *m += x);
         }
         let rows_of_h = matrix(h, n).subrows(columns.start, len);
         multiply_add(matrix_mut(gradient, n), matrix(moved, len), rows_of_h, -1.0);
+    }
+}
+
+/// One superblock of all rows.
+struct All<'a> {
+    grid: Grid,
+    len: usize,
+    /// H within the superblock, len × len.
+    h: &'a [f32],
+    /// Its diagonal.
+    diagonal: Vec<f32>,
+    blocks: Vec<&'a mut Decoded>,
+    /// Rows × len.
+    g: &'a mut [f32],
+}
+
+impl All<'_> {
+    /// `units` and `mins` have room for rows × len values each.
+    fn descend(&mut self, [units, mins]: [&mut [f32]; 2]) {
+        let len = self.len;
+        let (mut by_units, mut by_mins) = (vec![0.0; units.len()], vec![0.0; mins.len()]);
+        for _ in 0..ROUNDS {
+            self.each(
+                #[inline(always)]
+                |work, block| {
+                    work.codes(block);
+                    match work.grid.sub {
+                        _ if work.grid.scales.0 == work.grid.scales.1 => {}
+                        16 => work.sub_blocks::<16>(block),
+                        _ => work.sub_blocks::<32>(block),
+                    }
+                },
+            );
+            let parts = units.chunks_exact_mut(len).zip(mins.chunks_exact_mut(len));
+            for (block, (u, v)) in self.blocks.iter().zip(parts) {
+                for (i, (u, v)) in u.iter_mut().zip(v).enumerate() {
+                    *u = f32::from(block.scale[i / 16]) * f32::from(block.q[i]);
+                    *v = f32::from(block.min[i / 16]);
+                }
+            }
+            let h = matrix(self.h, len);
+            multiply(matrix_mut(&mut by_units, len), matrix(units, len), h);
+            if self.grid.mins.is_some() {
+                multiply(matrix_mut(&mut by_mins, len), matrix(mins, len), h);
+            }
+            let mut r = 0;
+            self.each(
+                #[inline(always)]
+                |work, block| {
+                    let row = r * len..(r + 1) * len;
+                    let [u, v, hu, hv] =
+                        [&*units, &*mins, &by_units, &by_mins].map(|x| &x[row.clone()]);
+                    work.super_scales(block, [u, v], [hu, hv]);
+                    r += 1;
+                },
+            );
+        }
+        self.each(
+            #[inline(always)]
+            |work, block| work.codes(block),
+        );
+    }
+
+    /// Each row in turn, in vector code.
+    #[inline(always)]
+    fn each(&mut self, mut body: impl FnMut(&mut Work<'_>, &mut Decoded)) {
+        let rows = self
+            .blocks
+            .iter_mut()
+            .zip(self.g.chunks_exact_mut(self.len));
+        for (block, g) in rows {
+            let mut work = Work {
+                grid: self.grid,
+                len: self.len,
+                h: self.h,
+                diagonal: &self.diagonal,
+                g,
+            };
+            wide(
+                #[inline(always)]
+                || body(&mut work, block),
+            );
+        }
     }
 }
 
@@ -77,24 +161,12 @@ struct Work<'a> {
     len: usize,
     /// H within the superblock, len × len.
     h: &'a [f32],
-    g: [f32; SUPER],
+    /// Its diagonal.
+    diagonal: &'a [f32],
+    g: &'a mut [f32],
 }
 
 impl Work<'_> {
-    #[inline(always)]
-    fn descend(&mut self, block: &mut Decoded) {
-        for _ in 0..ROUNDS {
-            self.codes(block);
-            if self.grid.scales.0 != self.grid.scales.1 {
-                for first in (0..self.len).step_by(self.grid.sub) {
-                    self.sub_block(block, first);
-                }
-            }
-            self.super_scales(block);
-        }
-        self.codes(block);
-    }
-
     #[inline(always)]
     fn row(&self, i: usize) -> &[f32] {
         &self.h[i * self.len..][..self.len]
@@ -104,7 +176,7 @@ impl Work<'_> {
     #[inline(always)]
     fn follow(&mut self, i: usize, delta: f32) {
         let row = &self.h[i * self.len..][..self.len];
-        for (g, h) in self.g[..self.len].iter_mut().zip(row) {
+        for (g, h) in self.g.iter_mut().zip(row) {
             *g -= delta * h;
         }
     }
@@ -113,31 +185,45 @@ impl Work<'_> {
     #[inline(always)]
     fn codes(&mut self, block: &mut Decoded) {
         let (lo, hi) = self.grid.codes;
-        for i in 0..self.len {
-            let step = block.d * f32::from(block.scale[i / 16]);
-            if let Some(code) = best_code(block.q[i], step, self.g[i], self.row(i)[i], lo, hi) {
-                self.follow(i, step * f32::from(code - i16::from(block.q[i])));
-                block.q[i] = code as i8;
+        for first in (0..self.len).step_by(16) {
+            let step = block.d * f32::from(block.scale[first / 16]);
+            let limits = std::array::from_fn(|k| limit(step, self.diagonal[first + k]));
+            if !some_wanted(&self.g[first..first + 16], &limits) {
+                continue;
+            }
+            for i in first..first + 16 {
+                let q = i16::from(block.q[i]);
+                if let Some(code) = best_code(q, step, self.g[i], self.diagonal[i], lo, hi) {
+                    self.follow(i, step * f32::from(code - q));
+                    block.q[i] = code as i8;
+                }
             }
         }
     }
 
-    /// The sub-block from `first` on: its scale and minimum to the best of their neighbours.
+    /// Sub-blocks of `SUB` weights: the scale and minimum of each to the best of their neighbours.
     #[inline(always)]
-    fn sub_block(&mut self, block: &mut Decoded, first: usize) {
-        let (sub, j) = (self.grid.sub, first / 16);
+    fn sub_blocks<const SUB: usize>(&mut self, block: &mut Decoded) {
+        for first in (0..self.len).step_by(SUB) {
+            self.sub_block::<SUB>(block, first);
+        }
+    }
+
+    #[inline(always)]
+    fn sub_block<const SUB: usize>(&mut self, block: &mut Decoded, first: usize) {
+        let j = first / 16;
         let mut h = [[0.0f32; SUB]; SUB];
-        for (i, to) in h[..sub].iter_mut().enumerate() {
-            to[..sub].copy_from_slice(&self.row(first + i)[first..first + sub]);
+        for (i, to) in h.iter_mut().enumerate() {
+            to.copy_from_slice(&self.row(first + i)[first..first + SUB]);
         }
         let local = Local {
-            sub,
             h: &h,
+            diagonal: std::array::from_fn(|i| h[i][i]),
             codes: self.grid.codes,
         };
         let (scale, min) = (block.scale[j], block.min[j]);
         let (step, low) = (block.d * f32::from(scale), block.dmin * f32::from(min));
-        let start = Candidate::new(&block.q[first..first + sub], &self.g[first..first + sub]);
+        let start = Candidate::new(&block.q[first..first + SUB], &self.g[first..first + SUB]);
         let mut best = start;
         let mut chosen = (scale, min);
         let (s_lo, s_hi) = self.grid.scales;
@@ -163,7 +249,7 @@ impl Work<'_> {
             block.d * f32::from(chosen.0),
             block.dmin * f32::from(chosen.1),
         );
-        for i in 0..sub {
+        for i in 0..SUB {
             let old = step * f32::from(block.q[first + i]) - low;
             let new = new_step * f32::from(best.q[i]) - new_low;
             block.q[first + i] = best.q[i] as i8;
@@ -171,41 +257,22 @@ impl Work<'_> {
                 self.follow(first + i, new - old);
             }
         }
-        for k in j..j + sub / 16 {
+        for k in j..j + SUB / 16 {
             (block.scale[k], block.min[k]) = chosen;
         }
     }
 
-    /// Super-scale and super-minimum by least squares.
+    /// Super-scale and super-minimum by least squares. `u` and `v` are what they multiply, `hu` and
+    /// `hv` that times H.
     #[inline(always)]
-    fn super_scales(&mut self, block: &mut Decoded) {
-        let len = self.len;
-        let (mut u, mut v) = ([0.0f32; SUPER], [0.0f32; SUPER]);
-        let mut minima = false;
-        for i in 0..len {
-            u[i] = f32::from(block.scale[i / 16]) * f32::from(block.q[i]);
-            v[i] = f32::from(block.min[i / 16]);
-            minima |= block.min[i / 16] != 0;
-        }
-        minima &= self.grid.mins.is_some();
-        let (mut hu, mut hv) = ([0.0f32; SUPER], [0.0f32; SUPER]);
-        for i in 0..len {
-            let row = self.row(i);
-            axpy(&mut hu[..len], u[i], row);
-            if minima {
-                axpy(&mut hv[..len], v[i], row);
-            }
-        }
-        let (uu, ug) = (dot(&u[..len], &hu), dot(&u[..len], &self.g));
+    fn super_scales(&mut self, block: &mut Decoded, [u, v]: [&[f32]; 2], [hu, hv]: [&[f32]; 2]) {
+        let minima = self.grid.mins.is_some() && v.iter().any(|v| *v != 0.0);
+        let (uu, ug) = (dot(u, hu), dot(u, self.g));
         if uu <= 0.0 {
             return;
         }
         let (vv, uv, vg) = if minima {
-            (
-                dot(&v[..len], &hv),
-                dot(&u[..len], &hv),
-                dot(&v[..len], &self.g),
-            )
+            (dot(v, hv), dot(u, hv), dot(v, self.g))
         } else {
             (0.0, 0.0, 0.0)
         };
@@ -237,21 +304,38 @@ impl Work<'_> {
         }
         block.d += a;
         block.dmin += b;
-        for i in 0..len {
-            self.g[i] -= a * hu[i] - b * hv[i];
+        let b = if minima { b } else { 0.0 };
+        for (g, (hu, hv)) in self.g.iter_mut().zip(hu.iter().zip(hv)) {
+            *g -= a * hu - b * hv;
         }
     }
 }
 
+/// How far g may be from zero before another code is better, of a weight with this step and
+/// diagonal of H: the best real-valued change is g/h, and half a step away is the next code.
+#[inline(always)]
+fn limit(step: f32, h: f32) -> f32 {
+    (0.5 + CERTAIN) * h * step.abs()
+}
+
+/// Whether some of 16 weights have a better code.
+#[inline(always)]
+fn some_wanted(g: &[f32], limits: &[f32; 16]) -> bool {
+    let mut found = false;
+    for (g, limit) in g.iter().zip(limits) {
+        found |= g.abs() > *limit;
+    }
+    found
+}
+
 /// The code that lowers the error most, if that is another one.
 #[inline(always)]
-fn best_code(q: i8, step: f32, g: f32, h: f32, lo: i16, hi: i16) -> Option<i16> {
-    // The best real-valued change is g/h; half a step away another code is better.
-    let wanted = g / (h * step);
-    if step == 0.0 || wanted.abs() <= 0.5 + CERTAIN {
+fn best_code(q: i16, step: f32, g: f32, h: f32, lo: i16, hi: i16) -> Option<i16> {
+    if step == 0.0 || g.abs() <= limit(step, h) {
         return None;
     }
-    let code = (f32::from(q) + wanted.round_ties_even()).clamp(f32::from(lo), f32::from(hi));
+    let wanted = f32::from(q) + (g / (h * step)).round_ties_even();
+    let code = wanted.clamp(f32::from(lo), f32::from(hi));
     (code != f32::from(q)).then_some(code as i16)
 }
 
@@ -278,15 +362,15 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 
 /// Codes of a sub-block with the gradient they leave, and by how much they lower the error.
 #[derive(Clone, Copy)]
-struct Candidate {
+struct Candidate<const SUB: usize> {
     q: [i16; SUB],
     g: [f32; SUB],
     gain: f32,
 }
 
-impl Candidate {
+impl<const SUB: usize> Candidate<SUB> {
     #[inline(always)]
-    fn new(q: &[i8], g: &[f32]) -> Candidate {
+    fn new(q: &[i8], g: &[f32]) -> Candidate<SUB> {
         let mut c = Candidate {
             q: [0; SUB],
             g: [0.0; SUB],
@@ -301,19 +385,19 @@ impl Candidate {
 }
 
 /// A sub-block by itself.
-struct Local<'a> {
-    sub: usize,
+struct Local<'a, const SUB: usize> {
     h: &'a [[f32; SUB]; SUB],
+    diagonal: [f32; SUB],
     codes: (i16, i16),
 }
 
-impl Local<'_> {
+impl<const SUB: usize> Local<'_, SUB> {
     /// The same codes on another scale and minimum.
     #[inline(always)]
-    fn shift(&self, c: &mut Candidate, step: f32, low: f32) {
+    fn shift(&self, c: &mut Candidate<SUB>, step: f32, low: f32) {
         let mut delta = [0.0f32; SUB];
         let mut hd = [0.0f32; SUB];
-        let moved = delta[..self.sub].iter_mut().zip(&c.q).zip(self.h);
+        let moved = delta.iter_mut().zip(&c.q).zip(self.h);
         for ((delta, q), h) in moved {
             *delta = step * f32::from(*q) - low;
             axpy(&mut hd, *delta, h);
@@ -325,20 +409,26 @@ impl Local<'_> {
     }
 
     #[inline(always)]
-    fn descend(&self, c: &mut Candidate, step: f32) {
+    fn descend(&self, c: &mut Candidate<SUB>, step: f32) {
         let (lo, hi) = self.codes;
         for _ in 0..PASSES {
             let mut moved = false;
-            for i in 0..self.sub {
-                let h = self.h[i][i];
-                let Some(code) = best_code(c.q[i] as i8, step, c.g[i], h, lo, hi) else {
+            for first in (0..SUB).step_by(16) {
+                let limits = std::array::from_fn(|k| limit(step, self.diagonal[first + k]));
+                if !some_wanted(&c.g[first..first + 16], &limits) {
                     continue;
-                };
-                let delta = step * f32::from(code - c.q[i]);
-                c.gain += delta * (2.0 * c.g[i] - delta * h);
-                c.q[i] = code;
-                axpy_minus(&mut c.g, delta, &self.h[i]);
-                moved = true;
+                }
+                for i in first..first + 16 {
+                    let h = self.diagonal[i];
+                    let Some(code) = best_code(c.q[i], step, c.g[i], h, lo, hi) else {
+                        continue;
+                    };
+                    let delta = step * f32::from(code - c.q[i]);
+                    c.gain += delta * (2.0 * c.g[i] - delta * h);
+                    c.q[i] = code;
+                    axpy_minus(&mut c.g, delta, &self.h[i]);
+                    moved = true;
+                }
             }
             if !moved {
                 break;
@@ -348,7 +438,7 @@ impl Local<'_> {
 }
 
 #[inline(always)]
-fn axpy_minus(sum: &mut [f32; SUB], a: f32, x: &[f32; SUB]) {
+fn axpy_minus<const SUB: usize>(sum: &mut [f32; SUB], a: f32, x: &[f32; SUB]) {
     for (sum, x) in sum.iter_mut().zip(x) {
         *sum -= a * x;
     }
