@@ -321,6 +321,47 @@ fn a_broken_layer_is_named_with_its_matrix() {
 }
 
 #[test]
+fn a_quantisation_ends_with_a_self_check() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let source = imported("target", dir.path());
+    let calibration = calibration(dir.path());
+    let out = dir.path().join("six.myq");
+    let args = ["quantize", path(&source), "--bits", "6", "--json"];
+    let texts = ["--calibration", path(&calibration), "--out", path(&out)];
+    let size = ["--samples", "8", "--length", "128"];
+    let json = json_of(&myq(&[&args[..], &texts, &size].concat()).success());
+    // Each matrix was reached by every token.
+    let outcomes = json["summary"]["outcomes"].as_array().expect("a list");
+    assert_eq!(outcomes.len(), 4 * 7 + 1);
+    assert!(outcomes.iter().all(|o| o["tokens"] == 1024), "{json}");
+    let checks = json["self_check"]["checks"].as_array().expect("a list");
+    let holds = |what: &str| {
+        let check = checks.iter().find(|c| c["what"] == what);
+        check.map(|c| c["holds"].clone())
+    };
+    for what in ["bytes", "bit order", "layers", "first token"] {
+        assert_eq!(holds(what), Some(Value::Bool(true)), "{what}: {json}");
+    }
+    // Weights that make up for each other may be farther than half a step; searched ones not.
+    assert_eq!(holds("steps"), Some(Value::Null));
+    let json = json_of(&myq(&[&args[..], &["--out", path(&out)]].concat()).success());
+    assert_eq!(json["self_check"]["checks"][2]["what"], "steps");
+    assert_eq!(json["self_check"]["checks"][2]["holds"], true, "{json}");
+    // At two bits the layers are told, not judged; the first one under 0.95 is named.
+    let two = [
+        "quantize",
+        path(&source),
+        "--bits",
+        "2",
+        "--method",
+        "round",
+    ];
+    let said = text_of(&myq(&[&two[..], &["--out", path(&out)]].concat()).success());
+    assert!(said.contains("is the first under 0.95"), "{said}");
+    assert!(!said.contains("FAILS"), "{said}");
+}
+
+#[test]
 fn a_target_is_met_to_the_byte_and_beats_the_uniform_recipe() {
     let dir = tempfile::tempdir().expect("a folder");
     let source = imported("target", dir.path());

@@ -22,7 +22,7 @@ pub(crate) struct Quantize {
     /// GGUF or .myq file, or model-hub directory
     model: PathBuf,
     /// Width class: 2, 3, 4, 5 or 6
-    #[arg(long, short, required_unless_present_any = ["recipe", "target_bpw", "target_mb"])]
+    #[arg(long, short)]
     bits: Option<u8>,
     /// Recipe by name: uniform, s, m or l with the width class, as in m-3
     #[arg(long, conflicts_with = "bits")]
@@ -141,9 +141,16 @@ impl Quantize {
             MethodName::Round => Scales::Round,
             _ => Scales::Search,
         };
+        let targeted = self.target_bpw.is_some() || self.target_mb.is_some();
         let mut recipe = match (&self.recipe, self.bits) {
             (Some(name), _) => Recipe::from_name(name, scales)?,
-            (None, bits) => Recipe::uniform(bits.unwrap_or(3), scales)?,
+            (None, Some(bits)) => Recipe::uniform(bits, scales)?,
+            (None, None) if targeted => Recipe::uniform(3, scales)?,
+            (None, None) => {
+                return Err(ToolError::Setting(
+                    "say how small: --bits 3, --recipe m-3, or, with --calibration, --target-bpw 3.5 or --target-mb 700".into(),
+                ));
+            }
         };
         recipe.calibrated = match name {
             MethodName::Search if calibrated => Some(walk::Method::plain(false)),
