@@ -72,6 +72,22 @@ impl Layer<'_, '_> {
         Ok(())
     }
 
+    /// Adds all `states`, normed, to the sums of a group.
+    fn add_normed(
+        &self,
+        sums: &mut Sums<'_>,
+        group: usize,
+        states: &mut States,
+        norm: &[f32],
+    ) -> Result<(), ToolError> {
+        for i in 0..states.len() {
+            let [x, y] = states.get(i)?.map(|x| self.pass.norm(&x, norm));
+            sums.add(&x, &y);
+            self.price.tokens(group, x.len() / norm.len());
+        }
+        Ok(())
+    }
+
     /// From the states before the layer to those behind attention.
     pub(super) fn attention(
         &self,
@@ -83,12 +99,7 @@ impl Layer<'_, '_> {
         let normed = |x: &[f32]| pass.norm(x, &source.attn_norm);
         let (queries, rest) = quantised.matrices.split_at_mut(Part::O as usize);
         self.replace(0, c.width, queries, |sums| {
-            for i in 0..states.len() {
-                let [x, y] = states.get(i)?.map(|x| normed(&x));
-                sums.add(&x, &y);
-                self.price.tokens(0, x.len() / c.width);
-            }
-            Ok(())
+            self.add_normed(sums, 0, states, &source.attn_norm)
         })?;
         let mut output = std::mem::take(&mut rest[0]);
         // The source's states go on as their inputs are computed for the sums.
@@ -137,12 +148,7 @@ impl Layer<'_, '_> {
         let wide = Part::Gate as usize..Part::Down as usize;
         let to = &mut quantised.matrices[wide];
         self.replace(2, c.width, to, |sums| {
-            for i in 0..middle.len() {
-                let [x, y] = middle.get(i)?.map(|x| normed(&x));
-                sums.add(&x, &y);
-                self.price.tokens(2, x.len() / c.width);
-            }
-            Ok(())
+            self.add_normed(sums, 2, middle, &source.ffn_norm)
         })?;
         let mut down = std::mem::take(&mut quantised.matrices[Part::Down as usize]);
         let mut ahead = false;
