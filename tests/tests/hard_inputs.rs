@@ -49,15 +49,20 @@ impl Fixture {
 
     /// Quantises with the repository's documents into `out.myq`.
     fn quantise(&self, more: &[&str]) -> Assert {
+        self.quantise_with(["8", "128"], more)
+    }
+
+    /// The same with so many samples of so many tokens.
+    fn quantise_with(&self, [samples, length]: [&str; 2], more: &[&str]) -> Assert {
         let texts = calibration(self.dir.path());
         let (source, out) = (self.path("source"), self.path("out.myq"));
         let texts = [
             "--calibration",
             path(&texts),
             "--samples",
-            "8",
+            samples,
             "--length",
-            "128",
+            length,
         ];
         let args = ["quantize", path(&source), "--out", path(&out)];
         let all = [&args[..], &texts[..], more].concat();
@@ -167,31 +172,10 @@ fn texts_that_never_reach_a_matrix_are_an_error_that_names_it() {
 fn fewer_tokens_than_columns_are_compensated_all_the_same() {
     let f = Fixture::new();
     let made = |method: &str| {
-        let few = [
-            "--bits",
-            "2",
-            "--method",
-            method,
-            "--samples",
-            "1",
-            "--length",
-            "64",
-        ];
-        let texts = calibration(f.dir.path());
-        let (source, out) = (f.path("source"), f.path("out.myq"));
-        let args = [
-            "quantize",
-            path(&source),
-            "--out",
-            path(&out),
-            "--calibration",
-            path(&texts),
-        ];
-        let outcome = Command::new(program("myq"))
-            .args([&args[..], &few].concat())
-            .assert();
+        let outcome = f.quantise_with(["1", "64"], &["--bits", "2", "--method", method]);
         let text = said(&outcome.success());
-        (std::fs::read(&out).expect("a file"), f.perplexity(), text)
+        let file = std::fs::read(f.path("out.myq")).expect("a file");
+        (file, f.perplexity(), text)
     };
     let (search, plain, _) = made("search");
     let (gptq, compensated, text) = made("gptq");

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::ToolError;
 use crate::linalg::linear;
 use crate::model::Model;
-use crate::pass::{Block, Part, Pass, checked, embed, finite_rows, tensor};
+use crate::pass::{Block, Embedding, Part, Pass, checked, finite_rows, tensor};
 use crate::progress;
 
 /// Under this a layer is broken.
@@ -92,7 +92,10 @@ pub fn compare(a: &Model, b: &Model, tokens: &[u32]) -> Result<Comparison, ToolE
         ));
     }
     let (pass_a, pass_b) = (Pass::of(a)?, Pass::of(b)?);
-    let (mut x, mut y) = (embed(a, tokens)?, embed(b, tokens)?);
+    let (mut x, mut y) = (
+        Embedding::of(a)?.rows(tokens)?,
+        Embedding::of(b)?.rows(tokens)?,
+    );
     let width = a.config.width;
     let bar = progress::bar(a.config.layers as u64, "comparing layers");
     let mut layers = vec![likeness("embedding".into(), &x, &y, width)];

@@ -21,7 +21,7 @@ use rayon::prelude::*;
 
 use crate::linalg::{linear, linear_back};
 use crate::model::Model;
-use crate::pass::{Block, Part, Pass, embed, tensor};
+use crate::pass::{Block, Embedding, Part, Pass, tensor};
 use crate::{ToolError, progress, vector};
 
 /// Tokens whose states at all layers are held at once.
@@ -37,16 +37,6 @@ pub struct Guide {
     pub tokens: Vec<[Vec<f32>; 4]>,
     /// For each layer and matrix, a weight for each row: the mean of g² over tokens.
     pub rows: Vec<[Vec<f32>; 7]>,
-}
-
-/// Which of a layer's four inputs a matrix takes.
-pub fn input_of(part: Part) -> usize {
-    match part {
-        Part::Q | Part::K | Part::V => 0,
-        Part::O => 1,
-        Part::Gate | Part::Up => 2,
-        Part::Down => 3,
-    }
 }
 
 impl Guide {
@@ -85,7 +75,8 @@ impl Guide {
         done: &dyn Fn(),
     ) -> Result<(), ToolError> {
         let layers = model.config.layers;
-        let embedded = group.iter().map(|s| embed(model, s));
+        let embedding = Embedding::of(model)?;
+        let embedded = group.iter().map(|s| embedding.rows(s));
         let mut states = vec![embedded.collect::<Result<Vec<_>, _>>()?];
         for layer in 0..layers {
             let block = Block::read(model, layer)?;
@@ -109,12 +100,13 @@ impl Guide {
                 for input in inputs.iter_mut() {
                     input.resize(input.len() + tokens, 0.0);
                 }
-                for p in Part::ALL {
-                    let (by, sums) = (&by[p as usize], &mut self.rows[layer][p as usize]);
-                    let input = &mut inputs[input_of(p)];
+                for (input, parts) in inputs.iter_mut().zip(Part::GROUPS) {
                     let from = input.len() - tokens;
-                    for (by, token) in by.chunks_exact(sums.len()).zip(&mut input[from..]) {
-                        *token += vector::add_squares(by, sums) as f32;
+                    for &p in parts {
+                        let (by, sums) = (&by[p as usize], &mut self.rows[layer][p as usize]);
+                        for (by, token) in by.chunks_exact(sums.len()).zip(&mut input[from..]) {
+                            *token += vector::add_squares(by, sums) as f32;
+                        }
                     }
                 }
             }

@@ -22,13 +22,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::calibration::Samples;
-use crate::guide::{Guide, input_of};
+use crate::guide::Guide;
 use crate::linalg::{add_gram, linear, mirror};
 use crate::model::Model;
-use crate::pass::{Block, Part, Pass, embed};
+use crate::pass::{Block, Embedding, Part, Pass};
 use crate::recipe::Step;
 use crate::solve::{self, Curvature, Factor};
-use crate::walk::{GROUPS, Method};
+use crate::walk::Method;
 use crate::{ToolError, progress, quantize, vector};
 
 /// Widths that are chosen from, lowest first.
@@ -64,13 +64,14 @@ pub fn measure(
     let guide = Guide::measure(model, other)?;
     let pass = Pass::of(model)?;
     let all = seen.iter().chain(other);
-    let mut states: Vec<Vec<f32>> = all.map(|s| embed(model, s)).collect::<Result<_, _>>()?;
+    let embedding = Embedding::of(model)?;
+    let embedded = all.map(|s| embedding.rows(s));
+    let mut states = embedded.collect::<Result<Vec<_>, _>>()?;
     let bar = progress::bar(7 * c.layers as u64, "measuring sensitivity");
     let mut costs = Vec::new();
     for layer in 0..c.layers {
         let block = Block::read(model, layer)?;
-        for group in GROUPS {
-            let input = input_of(group[0]);
+        for (input, group) in Part::GROUPS.into_iter().enumerate() {
             let n = model
                 .tensor(&group[0].tensor(layer))
                 .map_or(0, |t| t.cols());

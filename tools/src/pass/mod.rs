@@ -54,6 +54,14 @@ impl Part {
         Part::Down,
     ];
 
+    /// Those that share an input, in the order in which a layer's four inputs arise.
+    pub const GROUPS: [&'static [Part]; 4] = [
+        &[Part::Q, Part::K, Part::V],
+        &[Part::O],
+        &[Part::Gate, Part::Up],
+        &[Part::Down],
+    ];
+
     /// Name in a tensor's name.
     pub fn name(self) -> &'static str {
         match self {
@@ -152,18 +160,34 @@ pub fn finite_rows(model: &Model, t: &Tensor, rows: Range<usize>) -> Result<Vec<
     }
 }
 
-/// Rows of the embedding, tokens × width; only these are read.
-///
-/// # Errors
-/// Those of [`tensor`], in these rows.
-pub fn embed(model: &Model, tokens: &[u32]) -> Result<Vec<f32>, ToolError> {
-    let t = checked(model, "token_embd.weight")?;
-    let mut out = Vec::with_capacity(tokens.len() * t.cols());
-    for token in tokens {
-        let row = *token as usize;
-        out.extend(finite_rows(model, t, row..row + 1)?);
+/// The embedding, of which only the rows asked for are read.
+pub struct Embedding<'a> {
+    model: &'a Model,
+    tensor: &'a Tensor,
+}
+
+impl<'a> Embedding<'a> {
+    /// That of `model`, compared with its checksum.
+    ///
+    /// # Errors
+    /// Those of [`checked`].
+    pub fn of(model: &'a Model) -> Result<Embedding<'a>, ToolError> {
+        let tensor = checked(model, "token_embd.weight")?;
+        Ok(Embedding { model, tensor })
     }
-    Ok(out)
+
+    /// Rows of tokens, tokens × width.
+    ///
+    /// # Errors
+    /// Numbers that are not finite.
+    pub fn rows(&self, tokens: &[u32]) -> Result<Vec<f32>, ToolError> {
+        let mut out = Vec::with_capacity(tokens.len() * self.tensor.cols());
+        for token in tokens {
+            let row = *token as usize;
+            out.extend(finite_rows(self.model, self.tensor, row..row + 1)?);
+        }
+        Ok(out)
+    }
 }
 
 /// What the steps need beside weights.

@@ -6,7 +6,7 @@ use myq_blocks::Rows;
 
 use super::Walk;
 use super::moments::{self, Sums};
-use super::price::{GROUPS, Price};
+use super::price::Price;
 use crate::ToolError;
 use crate::pass::{Block, Part, Pass};
 use crate::states::States;
@@ -33,7 +33,7 @@ impl Layer<'_, '_> {
         to: &mut [Vec<f32>],
         sums: impl FnOnce(&mut Sums<'s>) -> Result<(), ToolError>,
     ) -> Result<(), ToolError> {
-        let (walk, parts) = (self.walk, GROUPS[group]);
+        let (walk, parts) = (self.walk, Part::GROUPS[group]);
         self.price.begin(self.index, group);
         let done = |rows: usize| self.price.rows(group, rows);
         let names: Vec<String> = parts.iter().map(|p| p.tensor(self.index)).collect();

@@ -26,14 +26,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::model::Model;
-use crate::pass::{self, Block, Part, Pass};
+use crate::pass::{self, Block, Embedding, Part, Pass};
 use crate::solve::{self, Effort, Order};
 use crate::states::States;
 use crate::work::{Work, bytes_of};
 use crate::{ToolError, awq};
 use layer::Layer;
 use moments::{Moments, Sums};
-pub(crate) use price::GROUPS;
 use price::Price;
 
 mod layer;
@@ -253,8 +252,9 @@ impl Walk<'_> {
             return Ok((index, states));
         }
         let mut states = States::new(lens, self.work, "states-now.bin")?;
+        let embedding = Embedding::of(self.model)?;
         for (i, sample) in samples.iter().enumerate() {
-            let x = pass::embed(self.model, sample)?;
+            let x = embedding.rows(sample)?;
             states.set(i, [x.clone(), x])?;
         }
         Ok((0, states))

@@ -10,14 +10,6 @@ use crate::progress;
 
 /// Multiplications for each weight and sweep of the descent beside the products.
 const DESCENT: u64 = 2000;
-/// Matrices that share an input, in the order in which inputs arise.
-pub(crate) const GROUPS: [&[Part]; 4] = [
-    &[Part::Q, Part::K, Part::V],
-    &[Part::O],
-    &[Part::Gate, Part::Up],
-    &[Part::Down],
-];
-
 /// A bar in thousands of multiplications, by the sizes of the model.
 pub(super) struct Price {
     bar: ProgressBar,
@@ -40,7 +32,7 @@ impl Price {
             let t = model.tensor(name);
             t.map_or((0, 0), |t| (t.rows() as u64, t.cols() as u64))
         };
-        let parts = GROUPS.map(|parts| {
+        let parts = Part::GROUPS.map(|parts| {
             let sizes: Vec<_> = parts.iter().map(|p| size(&p.tensor(0))).collect();
             (sizes.iter().map(|s| s.0).sum(), sizes[0].1)
         });
